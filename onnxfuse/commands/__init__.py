@@ -1,0 +1,106 @@
+"""The command line: which commands there are, and how a fault becomes one line and an exit status.
+
+A command is one file in this folder and one line of COMMANDS. Its module is imported when the command is invoked, so that
+`onnxfuse --help` answers at once and works where onnxruntime or TensorRT is broken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from onnxfuse import __version__
+
+
+class Command(NamedTuple):
+    """One line of the registry: what to type, where the function (or typer application) is, and what it is for."""
+
+    name: str
+    target: str
+    help: str
+
+
+COMMANDS = (
+    Command("optimize", "onnxfuse.commands.optimize:optimize", "Rewrite a model with fused operators, and check it."),
+    Command("build-engine", "onnxfuse.commands.build_engine:build_engine", "Build a TensorRT engine and its manifest."),
+    Command("compare", "onnxfuse.commands.compare:compare", "Compare outputs and latency of models and engines."),
+    Command("explain", "onnxfuse.commands.explain:explain", "Say what would be fused, and why a node is not."),
+    Command("plugins", "onnxfuse.commands.plugins:app", "List, compile and inspect the CUDA plugin library."),
+    Command("doctor", "onnxfuse.commands.doctor:doctor", "Say what this machine can do, and how to get the rest."),
+)
+
+
+def load(command: Command) -> Any:
+    """Import the command's module; returns the click command that typer makes of it."""
+    module, attribute = command.target.split(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(command.name)(target)
+        target = single
+    loaded = typer.main.get_command(target)
+    loaded.name = command.name
+    return loaded
+
+
+class LazyGroup(TyperGroup):
+    """A group whose help is written from the registry, and whose commands are imported when they are invoked."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {entry.name: TyperCommand(name=entry.name, help=entry.help) for entry in COMMANDS}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [entry.name for entry in COMMANDS]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(next(entry for entry in COMMANDS if entry.name == name)), rest
+
+
+app = typer.Typer(cls=LazyGroup, name="onnxfuse", pretty_exceptions_enable=False, add_completion=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"onnxfuse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def onnxfuse(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Operator fusion for TensorRT: rewrite an ONNX model, prove it right, build the engine, and measure whether it is faster."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status. Every fault becomes one line on stderr, unless ONNXFUSE_DEBUG=1."""
+    from onnxfuse.commands import faults
+
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    signal.signal(signal.SIGTERM, _terminate)
+    if os.environ.get("ONNXFUSE_DEBUG") == "1":
+        return _run(arguments)
+    try:
+        return _run(arguments)
+    except (Exception, KeyboardInterrupt) as fault:
+        return faults.report(fault)
+
+
+def _run(arguments: list[str]) -> int:
+    status = typer.main.get_command(app).main(arguments, prog_name="onnxfuse", standalone_mode=False)
+    sys.stdout.flush()
+    return status if isinstance(status, int) else 0
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """SIGTERM unwinds like an exception, so that half-written files are removed."""
+    sys.exit(128 + number)

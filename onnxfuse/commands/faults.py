@@ -1,0 +1,78 @@
+"""What a fault looks like to the user: one line on stderr and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from onnxfuse.errors import OnnxfuseError
+
+USAGE = 2
+MISSING = 3
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 128 + 2  # SIGINT
+BROKEN_PIPE = 128 + 13  # SIGPIPE
+
+# Faults of the file system that no code can foresee: the user's to mend.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def report(fault: BaseException) -> int:
+    """Say what went wrong in one line on stderr (nothing for a reader that went away); returns the exit status."""
+    if isinstance(fault, BrokenPipeError):
+        # The interpreter flushes stdout once more on its way out, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    message, status = describe(fault)
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def describe(fault: BaseException) -> tuple[str, int]:
+    """The message and the exit status of a fault."""
+    if isinstance(fault, OnnxfuseError):
+        return str(fault), fault.exit_status
+    # typer carries click's exceptions under its own name or click's, depending on its version: both have these two.
+    if hasattr(fault, "format_message") and hasattr(fault, "exit_code"):
+        context = getattr(fault, "ctx", None)
+        name = context.command_path if context is not None else "onnxfuse"
+        return f"{fault.format_message().rstrip('.')}; see `{name} --help`", USAGE
+    if isinstance(fault, KeyboardInterrupt) or type(fault).__name__ == "Abort":
+        return "interrupted", INTERRUPTED
+    if isinstance(fault, OSError) and fault.errno in _DISK:
+        return f"{fault.filename or 'a file'}: {fault.strerror}; free space or choose another path", USAGE
+    if isinstance(fault, MemoryError):
+        return "not enough memory; close other programs or use a machine with more", MISSING
+    kind = type(fault).__name__
+    return f"internal fault: {kind}: {fault}; please report, details in {_write_log(fault)}", INTERNAL
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks and control characters, which names inside a model file may carry."""
+    return " ".join("".join(c if c.isprintable() else " " for c in message).split())
+
+
+def cache_dir() -> Path:
+    """onnxfuse's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxfuse"
+
+
+def _write_log(fault: BaseException) -> str:
+    """Write the traceback to a file of its own; returns the path, or what kept it from being written."""
+    text = "".join(traceback.format_exception(fault))
+    header = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} python {sys.version.split()[0]} {sys.argv}\n"
+    for folder in (cache_dir() / "faults", Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(prefix="onnxfuse-", suffix=".log", dir=folder)
+            with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(header + text)
+        except OSError:
+            continue
+        return path
+    return "no file (neither the cache nor the temporary folder can be written)"
