@@ -1,0 +1,76 @@
+"""What all tests share: where the checkout is, running the command line, and models small enough to read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# CI sets this: what a developer's machine may lack must be there, so an absent registry fails instead of skipping.
+EXTERNAL_REQUIRED = os.environ.get("ONNXFUSE_REQUIRE_EXTERNAL") == "1"
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip the running test because something from outside is absent; fail where ONNXFUSE_REQUIRE_EXTERNAL=1."""
+    if EXTERNAL_REQUIRED:
+        pytest.fail(f"ONNXFUSE_REQUIRE_EXTERNAL=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def require_external() -> Callable[[str], NoReturn]:
+    """`require_external("mvn is not on PATH")`: skips, or fails in CI."""
+    return absent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `python -m onnxfuse ARGS` in tmp_path as a user would; returns status, stdout and stderr."""
+
+    def run(*arguments: object, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "onnxfuse", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "ONNXFUSE_DEBUG": "0", **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def has_gpu() -> bool:
+    """Whether the NVIDIA driver lists a GPU and TensorRT can be imported."""
+    tensorrt = any(importlib.util.find_spec(name) for name in ("tensorrt", "tensorrt_bindings"))
+    smi = shutil.which("nvidia-smi")
+    if not smi or not tensorrt:
+        return False
+    return subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in tests/gpu needs a GPU and TensorRT, and is skipped with that reason where they are absent."""
+    on_gpu = [item for item in items if (ROOT / "tests" / "gpu") in item.path.parents]
+    skip = None if not on_gpu or has_gpu() else pytest.mark.skip(reason="needs an NVIDIA GPU and TensorRT, absent here")
+    for item in on_gpu:
+        item.add_marker(pytest.mark.gpu)
+        if skip:
+            item.add_marker(skip)
