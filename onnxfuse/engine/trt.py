@@ -1,0 +1,544 @@
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
+
+What differs between TensorRT 10.0 and 11.x, and is hidden here:
+- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x alone;
+- explicit batch is a flag before 10.0, and the only kind since;
+- loading a plugin library twice answers None, as does a library that cannot be loaded;
+- a builder made on a machine without a driver ends the process, so the driver is asked first;
+- the layer table's JSON spells the data type in one field or in two.
+
+TensorRT's runtime works in the device's primary context. pycuda is given that same context, so that both (and torch, if it is
+loaded) see the same memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import importlib
+import re
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
+
+PLUGIN_NAMESPACE = "onnxfuse"
+
+
+class EngineFault(OnnxfuseError):
+    """TensorRT or CUDA failed while an engine ran: the engine exists, but gives no outputs to trust."""
+
+    exit_status = 1
+
+
+class Device(NamedTuple):
+    """The GPU that TensorRT uses here."""
+
+    name: str
+    """As the driver says it, e.g. "NVIDIA H200"."""
+    sm: int
+    """Compute capability, 90 for 9.0."""
+    driver: str
+    """Driver release, e.g. "580.159.03"; "CUDA 13.0" where only the CUDA version of the driver can be read."""
+
+
+class Monitor(Protocol):
+    """What a build reports to. Called from TensorRT's threads; must not raise. Any False stops the build."""
+
+    def phase_start(self, phase: str, parent: str | None, steps: int) -> None: ...
+    def step_complete(self, phase: str, step: int) -> bool: ...
+    def phase_finish(self, phase: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """Everything that a build depends on; plain values only."""
+
+    model: bytes
+    path: Path
+    """Where the model came from: external data are relative to its folder."""
+    profiles: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """Input name -> (min, opt, max)."""
+    cache: bytes | None = None
+    """A serialized timing cache; b"" starts a new one; None builds without one that outlives the build."""
+    libraries: tuple[Path, ...] = ()
+    """Plugin libraries to load."""
+    embed: bool = True
+    fp16_flag: bool = False
+    """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gives."""
+
+    engine: bytes
+    cache: bytes | None
+    layers: tuple[dict[str, Any], ...]
+    """One dictionary a layer, as TensorRT's inspector tells it."""
+    warnings: tuple[str, ...]
+
+
+# Finding what is here -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def tensorrt() -> types.ModuleType:
+    """The tensorrt module, or MissingHere with the remedy."""
+    try:
+        module = importlib.import_module("tensorrt")
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("tensorrt"):
+            raise MissingHere(
+                "TensorRT is not installed here: no module named tensorrt; `pip install tensorrt` (or `onnxfuse[gpu]`)"
+            ) from None
+        raise MissingHere(f"TensorRT cannot be loaded here: {error}; reinstall the tensorrt package") from None
+    except (ImportError, OSError) as error:
+        raise MissingHere(
+            f"TensorRT cannot be loaded here: {error}; its libraries (libnvinfer) must be installed and on LD_LIBRARY_PATH"
+        ) from None
+    if not hasattr(module, "Builder"):
+        raise MissingHere("TensorRT cannot be loaded here: the module tensorrt is empty; reinstall the tensorrt package")
+    if version_of(module) < (10, 0):
+        raise MissingHere(f"TensorRT {module.__version__} is too old: 10.0 or newer is needed; `pip install -U tensorrt`")
+    return module
+
+
+def version_of(module: types.ModuleType) -> tuple[int, int]:
+    """(major, minor) of a tensorrt module."""
+    numbers = re.findall(r"\d+", str(module.__version__))
+    return int(numbers[0]), int(numbers[1])
+
+
+def version() -> str:
+    """The version of the TensorRT here, e.g. "10.6.0.post1"."""
+    return str(tensorrt().__version__)
+
+
+@functools.cache
+def cuda() -> types.ModuleType:
+    """pycuda's driver module, initialised, or MissingHere that tells package, driver and GPU apart."""
+    try:
+        driver = importlib.import_module("pycuda.driver")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pycuda"):
+            raise MissingHere("pycuda is not installed here; `pip install pycuda` (it needs a CUDA toolkit), or `onnxfuse[gpu]`") from None
+        raise MissingHere(f"pycuda cannot be loaded here: it needs the package {error.name}; `pip install {error.name}`") from None
+    except (ImportError, OSError) as error:
+        if "libcuda" in str(error):
+            raise MissingHere("no NVIDIA driver here: libcuda.so.1 was not found; install the driver of the GPU") from None
+        raise MissingHere(f"pycuda cannot be loaded here: {error}; reinstall pycuda against this machine's CUDA") from None
+    try:
+        driver.init()
+        count = driver.Device.count()
+    except driver.Error as error:
+        raise MissingHere(f"no NVIDIA GPU can be used here: the driver answers {error}; check `nvidia-smi`") from None
+    if count == 0:
+        raise MissingHere("no NVIDIA GPU here: the driver is installed and sees none; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")
+    return driver
+
+
+_context: Any = None
+
+
+def activate() -> types.ModuleType:
+    """pycuda's driver module with the primary context of device 0 current in the calling thread, once for the process."""
+    global _context  # noqa: PLW0603  (the process has one primary context)
+    driver = cuda()
+    if _context is None:
+        _context = driver.Device(0).retain_primary_context()
+        _context.push()
+        atexit.register(_leave)
+    return driver
+
+
+def _leave() -> None:
+    """Without this pycuda aborts the process on its way out, complaining of a context left on its stack."""
+    with contextlib.suppress(Exception):
+        _context.pop()
+
+
+def gpu() -> Device:
+    """The GPU here, or MissingHere. Needs pycuda and the driver, not TensorRT."""
+    driver = cuda()
+    device = driver.Device(0)
+    major, minor = device.compute_capability()
+    return Device(device.name(), 10 * major + minor, _driver_version(driver))
+
+
+def _driver_version(driver: types.ModuleType) -> str:
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        text = nvml.nvmlSystemGetDriverVersion()
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except Exception:
+        with contextlib.suppress(OSError):
+            match = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+            if match:
+                return match.group(1)
+        number = driver.get_driver_version()
+        return f"CUDA {number // 1000}.{number % 1000 // 10}"
+
+
+def graphs() -> types.ModuleType | None:
+    """cuda-bindings' driver module, for CUDA graphs, which pycuda lacks; None where the package is not installed."""
+    for name in ("cuda.bindings.driver", "cuda.cuda"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
+
+
+# TensorRT's messages ------------------------------------------------------------------------------------------------
+
+
+class Messages:
+    """What TensorRT said, by severity; filled from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: list[tuple[bool, str]] = []
+
+    def add(self, is_error: bool, text: str) -> None:
+        with self._lock:
+            self._lines.append((is_error, text))
+
+    def mark(self) -> int:
+        """A place to read on from."""
+        with self._lock:
+            return len(self._lines)
+
+    def errors(self, since: int = 0) -> list[str]:
+        with self._lock:
+            return [text for is_error, text in self._lines[since:] if is_error]
+
+    def warnings(self, since: int = 0) -> list[str]:
+        with self._lock:
+            return [text for is_error, text in self._lines[since:] if not is_error]
+
+    def reason(self, since: int, otherwise: str) -> str:
+        """The first error as one short line: the later ones are consequences."""
+        return shorten(next(iter(self.errors(since)), otherwise))
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """One line, without TensorRT's source positions and error-code boilerplate, cut at `limit` characters."""
+    line = " ".join(text.split())
+    line = re.sub(r"^\[[\w./]+::[^\]]*\]\s*", "", line)
+    line = re.sub(r"^(I\w+::\w+|\w+): (?=Error Code)", "", line)
+    line = re.sub(r"^Error Code (\d+): ", r"error \1: ", line)
+    line = re.sub(r"\s*\(?In \w+ at \S+:\d+\)?$", "", line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+MESSAGES = Messages()
+
+
+@functools.cache
+def logger() -> Any:
+    """TensorRT keeps the first logger of a process for good, so there is one, and it writes to MESSAGES."""
+    trt = tensorrt()
+    severities = (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
+
+    class Collector(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in severities:
+                MESSAGES.add(True, message)
+            elif severity == trt.ILogger.WARNING:
+                MESSAGES.add(False, message)
+
+    return Collector()
+
+
+# Plugins --------------------------------------------------------------------------------------------------------------
+
+_loaded: dict[str, Any] = {}
+
+
+@functools.cache
+def _standard_plugins() -> None:
+    trt = tensorrt()
+    if hasattr(trt, "init_libnvinfer_plugins"):
+        trt.init_libnvinfer_plugins(logger(), "")
+
+
+def load_plugins(library: Path) -> None:
+    """Registers the creators of a plugin library with TensorRT. Loading the same content again does nothing.
+
+    Needs no GPU. Raises BadInput where TensorRT does not take the library.
+    """
+    trt = tensorrt()
+    _standard_plugins()
+    try:
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInput(f"plugin library {library}: {error.strerror}; build it with `onnxfuse plugins build`") from None
+    if digest in _loaded:
+        return
+    mark = MESSAGES.mark()
+    handle = trt.get_plugin_registry().load_library(str(library.resolve()))
+    if handle is None:
+        reason = MESSAGES.reason(mark, "TensorRT does not say why; an older build of it may be loaded, or it exports no getCreators")
+        raise BadInput(f"plugin library {library} cannot be loaded: {reason}; start a new process, or `onnxfuse plugins build`")
+    _loaded[digest] = handle
+
+
+def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
+    """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
+    registry = tensorrt().get_plugin_registry()
+    every = getattr(registry, "all_creators", None) or registry.plugin_creator_list
+    return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
+
+
+# Building -------------------------------------------------------------------------------------------------------------
+
+
+def build(order: Order, monitor: Monitor | None = None) -> Built | None:
+    """Builds an engine; None when the monitor stopped it. Raises BadInput with TensorRT's first reason.
+
+    Blocks for as long as TensorRT builds, without the interpreter's lock. Any thread will do: TensorRT binds the primary context.
+    """
+    trt = tensorrt()
+    cuda()  # without a driver the next line would end the process
+    _standard_plugins()
+    for library in order.libraries:
+        load_plugins(library)
+    mark = MESSAGES.mark()
+    builder = trt.Builder(logger())
+    network = builder.create_network(_creation_flags(trt, strongly_typed=not order.fp16_flag))
+    _parse(trt, network, order, mark)
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if order.fp16_flag:
+        config.set_flag(trt.BuilderFlag.FP16)
+    _add_profile(trt, builder, network, config, order)
+    cache = _attach_cache(config, order)
+    embed = order.embed and bool(order.libraries)
+    if embed:
+        config.plugins_to_serialize = [str(library.resolve()) for library in order.libraries]
+    watcher = _watcher(trt, monitor) if monitor is not None else None
+    if watcher is not None:
+        config.progress_monitor = watcher
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        if watcher is not None and watcher.stopped:
+            return None
+        reason = MESSAGES.reason(mark, "TensorRT gives no reason")
+        raise BadInput(f"{order.path}: TensorRT cannot build an engine: {reason}")
+    engine = bytes(memoryview(plan))
+    return Built(
+        engine=engine,
+        cache=bytes(memoryview(cache.serialize())) if cache is not None else None,
+        layers=_layers(trt, engine, embed),
+        warnings=tuple(dict.fromkeys(shorten(text) for text in MESSAGES.warnings(mark))),
+    )
+
+
+def fp16_flag_exists() -> bool:
+    """Whether a weakly typed network with the FP16 flag can be built here (TensorRT 10.x)."""
+    return hasattr(tensorrt().BuilderFlag, "FP16") and version_of(tensorrt()) < (11, 0)
+
+
+def _creation_flags(trt: types.ModuleType, strongly_typed: bool) -> int:
+    flags = 0
+    known = trt.NetworkDefinitionCreationFlag.__members__ if hasattr(trt, "NetworkDefinitionCreationFlag") else {}
+    if strongly_typed and "STRONGLY_TYPED" in known and version_of(trt) < (11, 0):
+        flags |= 1 << int(known["STRONGLY_TYPED"])
+    return flags
+
+
+def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None:
+    parser = trt.OnnxParser(network, logger())
+    if parser.parse(order.model, str(order.path.resolve())):
+        return
+    problems = [_problem(parser.get_error(i)) for i in range(parser.num_errors)]
+    reason = problems[0] if problems else MESSAGES.reason(mark, "TensorRT's parser gives no reason")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise BadInput(f"{order.path}: TensorRT cannot take the model: {reason}{more}")
+
+
+def _problem(error: Any) -> str:
+    """One line from a parser error: the node, its operator, and what is wrong."""
+    name, operator = _ask(error, "node_name"), _ask(error, "node_operator")
+    where = f"node {name or error.node()} ({operator}): " if operator else ""
+    return where + shorten(error.desc())
+
+
+def _ask(error: Any, question: str) -> str:
+    """Answers that only newer parsers give are empty in older ones."""
+    method = getattr(error, question, None)
+    return str(method()) if method is not None else ""
+
+
+def _add_profile(trt: types.ModuleType, builder: Any, network: Any, config: Any, order: Order) -> None:
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    for tensor in inputs:
+        if tensor.is_shape_tensor:
+            raise BadInput(
+                f"{order.path}: input {tensor.name} holds a shape, which TensorRT needs when building; make it a constant of the model"
+            )
+    dynamic = [t for t in inputs if any(d < 0 for d in tuple(t.shape))]
+    if not dynamic:
+        return
+    profile = builder.create_optimization_profile()
+    for tensor in dynamic:
+        if tensor.name not in order.profiles:
+            raise BadInput(f"{order.path}: input {tensor.name} has a dynamic shape; give --shapes {tensor.name}:MIN..OPT..MAX")
+        try:
+            profile.set_shape(tensor.name, *order.profiles[tensor.name])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise BadInput(f"{order.path}: input {tensor.name}: TensorRT refuses these shapes: {shorten(str(error))}") from None
+    if config.add_optimization_profile(profile) < 0:
+        raise BadInput(f"{order.path}: TensorRT refuses the shapes given by --shapes together")
+
+
+def _attach_cache(config: Any, order: Order) -> Any:
+    if order.cache is None:
+        return None
+    mark = MESSAGES.mark()
+    cache = config.create_timing_cache(order.cache)
+    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+        reason = MESSAGES.reason(mark, "it belongs to another GPU or another TensorRT version")
+        raise BadInput(f"the timing cache cannot be used here: {reason}; name a new file, and it will be made")
+    return cache
+
+
+def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
+    class Watcher(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+        """Passes TensorRT's progress on. An exception here would be printed by TensorRT and lost, so it stops the build."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.stopped = False
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._pass(lambda: monitor.phase_start(phase_name, parent_phase or None, num_steps))
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._pass(lambda: monitor.phase_finish(phase_name))
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if self._pass(lambda: monitor.step_complete(phase_name, step)) is False:
+                self.stopped = True
+            return not self.stopped
+
+        def _pass(self, report: Any) -> Any:
+            try:
+                return report()
+            except BaseException:
+                return False
+
+    return Watcher()
+
+
+def _layers(trt: types.ModuleType, engine: bytes, host_code: bool) -> tuple[dict[str, Any], ...]:
+    """The inspector's layer table of an engine just built here."""
+    import json
+
+    runtime = trt.Runtime(logger())
+    runtime.engine_host_code_allowed = host_code
+    deserialized = runtime.deserialize_cuda_engine(engine)
+    if deserialized is None:
+        return ()
+    inspector = deserialized.create_engine_inspector()
+    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    try:
+        layers = json.loads(text).get("Layers", [])
+    except (ValueError, AttributeError):
+        return ()
+    return tuple(layer if isinstance(layer, dict) else {"Name": str(layer)} for layer in layers)
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watching(what: str) -> Iterator[None]:
+    """Turns pycuda's exceptions, and errors that TensorRT logs without failing, into one EngineFault."""
+    driver = activate()
+    mark = MESSAGES.mark()
+    try:
+        yield
+    except driver.Error as error:
+        raise EngineFault(f"{what}: {MESSAGES.reason(mark, str(error))}") from None
+    if MESSAGES.errors(mark):
+        raise EngineFault(f"{what}: {MESSAGES.reason(mark, '')}")
+
+
+def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
+    """(runtime, engine) of a serialized engine. `host_code` lets TensorRT execute the plugin library inside it."""
+    trt = tensorrt()
+    activate()
+    _standard_plugins()
+    mark = MESSAGES.mark()
+    runtime = trt.Runtime(logger())
+    runtime.engine_host_code_allowed = host_code
+    engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        reason = MESSAGES.reason(mark, "TensorRT gives no reason")
+        raise BadInput(f"{what}: TensorRT {version()} cannot load this engine: {reason}; build it again on this machine")
+    return runtime, engine
+
+
+def output_allocator() -> Any:
+    """An output allocator for tensors whose size is known only after the engine ran.
+
+    After the run `memory[name]` is the device allocation and `shapes[name]` the shape.
+    """
+    trt = tensorrt()
+    driver = activate()
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self.memory: dict[str, Any] = {}
+            self.sizes: dict[str, int] = {}
+            self.shapes: dict[str, tuple[int, ...]] = {}
+
+        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+            if self.sizes.get(tensor_name, -1) < size:
+                try:
+                    self.memory[tensor_name] = driver.mem_alloc(max(size, 1))
+                except driver.Error:
+                    return 0  # TensorRT reports the failed allocation
+                self.sizes[tensor_name] = size
+            return int(self.memory[tensor_name])
+
+        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            return self.reallocate_output(tensor_name, memory, size, alignment)
+
+        def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:
+            self.shapes[tensor_name] = tuple(shape)
+
+    return Allocator()
+
+
+def numpy_dtype(data_type: Any) -> Any:
+    """numpy's (or ml_dtypes') dtype of a TensorRT data type; BadInput for packed types that numpy cannot hold."""
+    import ml_dtypes
+    import numpy as np
+
+    names: dict[str, Any] = {
+        "FLOAT": np.float32,
+        "HALF": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "FP8": ml_dtypes.float8_e4m3fn,
+        "INT8": np.int8,
+        "UINT8": np.uint8,
+        "INT32": np.int32,
+        "INT64": np.int64,
+        "BOOL": np.bool_,
+    }
+    name = str(data_type).rsplit(".", maxsplit=1)[-1]
+    if name not in names:
+        raise BadInput(f"an engine tensor of type {name} cannot be read from numpy; cast it inside the model")
+    return np.dtype(names[name])
