@@ -435,6 +435,7 @@ def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
             try:
                 return report()
             except BaseException:
+                self.stopped = True
                 return False
 
     return Watcher()
@@ -538,7 +539,7 @@ def numpy_dtype(data_type: Any) -> Any:
         "INT64": np.int64,
         "BOOL": np.bool_,
     }
-    name = str(data_type).rsplit(".", maxsplit=1)[-1]
+    name = data_type.name
     if name not in names:
         raise BadInput(f"an engine tensor of type {name} cannot be read from numpy; cast it inside the model")
     return np.dtype(names[name])

@@ -1,0 +1,158 @@
+"""Makes of an onnxfuse model the bytes that TensorRT's parser is given.
+
+An onnxfuse model carries every fused node twice: as a node and as the ONNX function that defines it. TensorRT 10.6 prefers the
+function even where the plugin is registered, later versions prefer the plugin, and every version keys functions by op type
+alone, without the domain. So nothing is left to that choice: a node that is to be a plugin loses its function and names its
+creator; every other onnxfuse node is replaced by its function's body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import helper, inliner
+
+from onnxfuse.errors import BadInput
+
+DOMAIN = "onnxfuse"
+NAMESPACE = "onnxfuse"
+VERSION = "1"
+
+# Optional inputs of the plugin ops by position: TensorRT gives a plugin its inputs without their places, so the node says
+# which of them are there.
+OPTIONAL_INPUTS = {
+    "SkipLayerNormalization": {"has_beta": 3, "has_bias": 4},
+    "SkipRMSNormalization": {"has_bias": 3},
+}
+COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
+
+
+def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
+    """The model at `path`, ready for TensorRT's parser, serialized.
+
+    `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model without
+    any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the parser is told where
+    the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are named after the node they
+    stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's nodes.
+
+    Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
+    """
+    model = read(path)
+    called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
+    defined = {function.name for function in model.functions if function.domain == DOMAIN}
+    for op_type in sorted(called - defined - plugin_ops):
+        raise BadInput(f"{path}: operator onnxfuse.{op_type} has no plugin and no function in the file; optimize the model again")
+    inlined = sorted(called & defined - plugin_ops)
+    if inlined:
+        model = _inline(model, inlined)
+    kept = [function for function in model.functions if function.domain != DOMAIN]
+    del model.functions[:]
+    model.functions.extend(kept)
+    for graph in _all_graphs(model):
+        _name_nodes(graph.node)
+    used = [node for node in _nodes(model) if node.domain == DOMAIN]
+    for node in used:
+        _address(node)
+    if not used:
+        _forget_domain(model)
+    return bytes(model.SerializeToString())
+
+
+def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
+    """Which of `plugin_ops` the model at `path` has nodes of."""
+    return plugin_ops & {node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN}
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """The model without its external data. BadInput where it is no ONNX model."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; give the path of an ONNX model") from None
+    except OSError as error:
+        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; give the path of an ONNX model") from None
+    except Exception:
+        raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file") from None
+    if not model.HasField("graph") or not model.ir_version:
+        raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file")
+    return model
+
+
+def _inline(model: onnx.ModelProto, op_types: Sequence[str]) -> onnx.ModelProto:
+    calls = [
+        (node.name or node.op_type, frozenset(node.input), tuple(filter(None, node.output)))
+        for graph in _all_graphs(model)
+        for node in graph.node
+        if node.domain == DOMAIN and node.op_type in op_types
+    ]
+    model = inliner.inline_selected_functions(model, [(DOMAIN, op_type) for op_type in op_types])
+    producers = {output: node for node in _nodes(model) for output in node.output if output}
+    for name, inputs, outputs in calls:
+        _name_body(name, inputs, outputs, producers)
+    return model
+
+
+def _name_body(name: str, inputs: frozenset[str], outputs: tuple[str, ...], producers: dict[str, onnx.NodeProto]) -> None:
+    """Names the nodes between a former call's outputs and inputs after the call."""
+    seen: set[str] = set()
+    waiting = [output for output in outputs if output not in inputs]
+    while waiting:
+        node = producers.get(waiting.pop())
+        if node is None or node.output[0] in seen:
+            continue
+        seen.add(node.output[0])
+        node.name = f"{name}/{node.op_type}" if len(seen) == 1 else f"{name}/{node.op_type}_{len(seen)}"
+        waiting.extend(source for source in node.input if source and source not in inputs)
+
+
+def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
+    for node in nodes:
+        if not node.name:
+            node.name = f"{node.op_type}:{next(filter(None, node.output), '')}"
+
+
+def _address(node: onnx.NodeProto) -> None:
+    """Tells TensorRT which creator makes this node's plugin, and which optional tensors the node has."""
+    optional = OPTIONAL_INPUTS.get(node.op_type, {})
+    present = {name: int(len(node.input) > place and bool(node.input[place])) for name, place in optional.items()}
+    inputs = [name for name in node.input if name]
+    outputs = list(node.output)
+    while outputs and not outputs[-1]:
+        outputs.pop()
+    del node.input[:], node.output[:]
+    node.input.extend(inputs)
+    node.output.extend(outputs)
+    extra: dict[str, int | str] = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, **present}
+    if node.op_type in COUNTED_OUTPUTS:
+        extra["outputs"] = len(outputs)
+    kept = [attribute for attribute in node.attribute if attribute.name not in extra]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in extra.items())
+
+
+def _forget_domain(model: onnx.ModelProto) -> None:
+    kept = [opset for opset in model.opset_import if opset.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every subgraph of it, depth first."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    waiting.append(attribute.g)
+                elif attribute.type == onnx.AttributeProto.GRAPHS:
+                    waiting.extend(attribute.graphs)
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for graph in _all_graphs(model):
+        yield from graph.node
