@@ -2,8 +2,8 @@
 
     python -m models.inputs paraphrase-minilm -o FOLDER     writes FOLDER/paraphrase-minilm-0.npz and -1.npz
 
-Noise is no input: the text detector answers below 1e-4 on it, so any tolerance would pass a wrong rewrite. Sentences are real
-(models/tokenise.py says from where); pictures, pages, sounds and signals are drawn here from formulas, seeded.
+Noise is no input: the text detector answers below 1e-4 on it, so any tolerance would pass a wrong rewrite. Sentences are
+real (models/tokenise.py says from where); pictures, pages, sounds and signals are drawn here from formulas, seeded.
 """
 
 from __future__ import annotations
@@ -127,14 +127,14 @@ def voice(samples: int, rate: int, seed: int) -> np.ndarray:
 
 
 def _aecmos() -> list[Feeds]:
-    """Log spectrograms of far end, microphone with echo, and cleaned signal: float32 [1, 3, frames, 160]; h0 [4, 1, 64]."""
+    """Log spectrograms of far end, microphone with echo, cleaned signal: float32 [1, 3, frames, 160]; h0 [4, 1, 64]."""
 
     def spectra(frames: int, seed: int) -> Feeds:
         far, near = (voice(frames * 160 + 160, 16000, seed + k) for k in (0, 1))
         microphone = near + 0.4 * np.roll(far, 400)
         images = []
         for signal in (far, microphone, near):
-            windows = np.lib.stride_tricks.sliding_window_view(signal, 320)[:: 160][:frames] * np.hanning(320)
+            windows = np.lib.stride_tricks.sliding_window_view(signal, 320)[::160][:frames] * np.hanning(320)
             power = abs(np.fft.rfft(windows, axis=1))[:, :160] ** 2
             images.append(np.clip((10 * np.log10(power + 1e-7) + 30) / 40, -1, 1.5))
         return {"input": np.stack(images)[None].astype(np.float32), "h0": np.zeros((4, 1, 64), np.float32)}
@@ -143,7 +143,7 @@ def _aecmos() -> list[Feeds]:
 
 
 def _silero() -> list[Feeds]:
-    """A frame of 512 samples behind 64 of context at 16 kHz, and a batch of two at 8 kHz (256 behind 32), mid-syllable."""
+    """512 samples behind 64 of context at 16 kHz, and a batch of two at 8 kHz (256 behind 32), mid-syllable."""
     at16, at8 = voice(16000, 16000, 0), voice(8000, 8000, 1)
     state = np.random.default_rng(0).normal(0, 0.2, (2, 2, 128)).astype(np.float32)
     return [
@@ -192,7 +192,8 @@ def _deepfilternet() -> list[Feeds]:
             steps = np.cumsum(rng.normal(0, 0.3, shape), axis=axis) + rng.normal(0, 0.5, shape)
             return np.tanh(steps).astype(np.float32)
 
-        maps = {f"e{level}": np.maximum(smooth(1, 64, frames, width, axis=2), 0) for level, width in enumerate((32, 16, 8, 8))}
+        widths = {"e0": 32, "e1": 16, "e2": 8, "e3": 8}
+        maps = {name: np.maximum(smooth(1, 64, frames, width, axis=2), 0) for name, width in widths.items()}
         return {"emb": smooth(1, frames, 512, axis=1), **maps}
 
     return [features(32, 0), features(50, 1)]
@@ -230,7 +231,7 @@ MAKERS: dict[str, Callable[[], list[Feeds]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m models.inputs", description="Write a model's inputs as .npz files.")
+    parser = argparse.ArgumentParser(prog="python -m models.inputs", description="Write inputs as .npz files.")
     parser.add_argument("name", choices=sorted(MAKERS), metavar="NAME", help="a model of `models/fetch --list`")
     parser.add_argument("-o", "--output", type=Path, default=Path(), help="folder for the files (default: here)")
     arguments = parser.parse_args()

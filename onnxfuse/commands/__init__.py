@@ -1,7 +1,7 @@
 """The command line: which commands there are, and how a fault becomes one line and an exit status.
 
-A command is one file in this folder and one line of COMMANDS. Its module is imported when the command is invoked, so that
-`onnxfuse --help` answers at once and works where onnxruntime or TensorRT is broken.
+A command is one file in this folder and one line of COMMANDS. Its module is imported when the command is invoked, so
+that `onnxfuse --help` answers at once and works where onnxruntime or TensorRT is broken.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def _print_version(wanted: bool) -> None:
 def onnxfuse(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Operator fusion for TensorRT: rewrite an ONNX model, prove it right, build the engine, and measure whether it is faster."""
+    """Operator fusion for TensorRT: rewrite an ONNX model, prove it right, build the engine, measure whether it wins."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit status. Every fault becomes one line on stderr, unless ONNXFUSE_DEBUG=1."""
+    """Run one command line; returns the exit status. A fault becomes one line on stderr, unless ONNXFUSE_DEBUG=1."""
     from onnxfuse.commands import faults
 
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
