@@ -1,6 +1,6 @@
 """The trained models that the tests and benchmarks run on: where each comes from, and what is in it.
 
-They are other people's files in packages of their own, pinned by version and by the SHA-256 of the model itself, and are
+They are files of others in packages of their own, pinned by version and by the SHA-256 of the model itself, and are
 not kept in this repository. `models/fetch` brings them; `models/README.md` is the same table for reading.
 """
 

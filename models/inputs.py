@@ -2,8 +2,8 @@
 
     python -m models.inputs paraphrase-minilm -o FOLDER     writes FOLDER/paraphrase-minilm-0.npz and -1.npz
 
-Noise is no input: the text detector answers below 1e-4 on it, so any tolerance would pass a wrong rewrite. Sentences are
-real (models/tokenise.py says from where); pictures, pages, sounds and signals are drawn here from formulas, seeded.
+Noise is no input: the text detector answers below 1e-4 on it, so any tolerance would pass a wrong rewrite. Sentences
+are real (models/tokenise.py says from where); pictures, pages, sounds and signals are drawn here from formulas, seeded.
 """
 
 from __future__ import annotations

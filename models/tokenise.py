@@ -1,4 +1,4 @@
-"""Makes the token files of models/inputs/ from sentences, with the models' own vocabularies. Run once; the files are kept.
+"""Makes the token files of models/inputs/ from sentences, with the vocabularies of the models. Run once and kept.
 
     pip install tokenizers
     python -m models.tokenise BERT_TOKENIZER_JSON T5_TOKENIZER_JSON

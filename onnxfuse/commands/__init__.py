@@ -78,7 +78,7 @@ def _print_version(wanted: bool) -> None:
 def onnxfuse(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Operator fusion for TensorRT: rewrite an ONNX model, prove it right, build the engine, measure whether it wins."""
+    """Operator fusion for TensorRT: rewrite an ONNX model, prove it right, build the engine, measure if it wins."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

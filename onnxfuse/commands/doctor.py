@@ -138,8 +138,14 @@ def _nvcc() -> Finding:
     try:
         nvcc = find_nvcc()
     except OnnxfuseError as fault:
-        return Finding("nvcc", False, str(fault), 'pip install "onnxfuse[nvcc]", or set CUDA_HOME to a CUDA toolkit')
+        return _missing("nvcc", fault)
     return Finding("nvcc", True, f"{nvcc.version} ({nvcc.path})")
+
+
+def _missing(name: str, fault: OnnxfuseError) -> Finding:
+    """A finding from an error line of the form "what: why; remedy"."""
+    why, _, remedy = str(fault).rpartition("; ")
+    return Finding(name, False, why or remedy, remedy)
 
 
 def _cxx() -> Finding:
@@ -176,7 +182,7 @@ def _tensorrt() -> Finding:
     try:
         version = trt.version()
     except OnnxfuseError as fault:
-        return Finding("TensorRT", False, str(fault), 'pip install "onnxfuse[gpu]"')
+        return _missing("TensorRT", fault)
     return Finding("TensorRT", True, f"{version}, supported")
 
 
