@@ -1,0 +1,11 @@
+"""How names from a model file appear in messages."""
+
+from __future__ import annotations
+
+_LONGEST = 120
+
+
+def shown(name: object) -> str:
+    """`name` safe to print on one line: control characters, line separators and lone surrogates escaped, long names cut."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,271 @@
+"""Reading a model file. Whatever is wrong with it becomes one line."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from onnxfuse.errors import BadInput
+from onnxfuse.graph import weights
+from onnxfuse.graph.convert import Import, node_graphs
+from onnxfuse.graph.functions import inline_foreign
+from onnxfuse.graph.model import Model, opset
+from onnxfuse.graph.names import shown
+from onnxfuse.graph.skeleton import infer, put_constants
+
+_STANDARD = ("", "ai.onnx")
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """Reads, checks and types a model. Weights stay in the parsed file or on disk until they are read.
+
+    Raises BadInput for anything that is no sound model: what is wrong, and what to do, in one line.
+    """
+    source = Path(path)
+    return from_proto(_parse(source), source)
+
+
+def from_proto(proto: ModelProto, path: Path | None = None) -> Model:
+    """Like load, of a ModelProto in memory, which is taken apart. `path` says where external data lies."""
+    what = shown(path) if path is not None else "model"
+    try:
+        return _build(proto, path)
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}") from None
+    except RecursionError:
+        raise BadInput(f"{what}: subgraphs nested too deeply; export the model again") from None
+
+
+def _parse(source: Path) -> ModelProto:
+    try:
+        if source.is_dir():
+            raise BadInput(f"{shown(source)}: is a folder; name the .onnx file in it")
+        if source.exists() and not source.is_file():
+            raise BadInput(f"{shown(source)}: is not an ordinary file; name an .onnx file")
+        data = source.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise BadInput(f"cannot read {shown(source)}: {reason}; name an existing .onnx file") from None
+    if not data:
+        raise BadInput(f"{shown(source)}: the file is empty; fetch or export it again")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, UnicodeDecodeError):
+        raise BadInput(f"{shown(source)}: not an ONNX model, or cut short; fetch or export it again") from None
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise BadInput(f"{shown(source)}: not an ONNX model (no graph, or no IR version); name an .onnx file")
+    return proto
+
+
+def _build(proto: ModelProto, path: Path | None) -> Model:
+    folder = path.parent if path is not None else None
+    _check_versions(proto)
+    external = _check_tensors(proto, folder)
+    initializers = list(proto.graph.initializer)
+    inputs = {value.name for value in proto.graph.input}
+    overridable = {t.name for t in initializers if t.name in inputs} if proto.ir_version >= 4 else set()
+    header = _header(proto, [t for t in initializers if t.name in overridable])
+    constants = {t.name: weights.Weight(t, folder) for t in initializers if t.name not in overridable}
+    if len(constants) + len(overridable) < len(initializers):
+        raise BadInput("two initializers have the same name; export the model again")
+    del proto.graph.initializer[:]
+    put_constants(proto.graph, constants)
+    _arrange(proto.graph)
+    for function in proto.functions:
+        _arrange_nodes(function.node, set(function.input), f"function {shown(function.name)}")
+    plain = inline_foreign(proto)
+    if plain is not proto:
+        _arrange(plain.graph)
+    _check_operators(plain)
+    _check(plain)
+    typed = infer(plain)
+    context = Import(folder, constants)
+    graph = context.graph(typed.graph, [], list(header.opset_import), opset(header))
+    return Model(graph, header, {(f.domain, f.name): f for f in typed.functions}, path, external)
+
+
+def _header(proto: ModelProto, defaults: list[TensorProto]) -> ModelProto:
+    header = ModelProto()
+    for field, value in proto.ListFields():
+        if field.name not in ("graph", "functions"):
+            _set(header, field.name, value)
+    for field, value in proto.graph.ListFields():
+        if field.name not in ("node", "initializer", "sparse_initializer", "value_info"):
+            _set(header.graph, field.name, value)
+    header.graph.initializer.extend(defaults)
+    return header
+
+
+def _set(message: ModelProto | GraphProto, name: str, value: object) -> None:
+    if isinstance(value, (int, str, bytes, float)):
+        setattr(message, name, value)
+    else:
+        getattr(message, name).MergeFrom(value)
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_versions(proto: ModelProto) -> None:
+    if proto.ir_version > onnx.IR_VERSION:
+        raise BadInput(f"IR version {proto.ir_version} is newer than this onnx package knows ({onnx.IR_VERSION}); upgrade onnx")
+    if proto.ir_version < 3:
+        raise BadInput(f"IR version {proto.ir_version} is older than 3, the first that runtimes read; export the model again")
+    version, newest = opset(proto), onnx.defs.onnx_opset_version()
+    if not proto.opset_import or (not version and not any(e.domain for e in proto.opset_import)):
+        raise BadInput("imports no operator set; export the model again")
+    if version > newest:
+        raise BadInput(f"opset {version} is newer than this onnx package knows ({newest}); upgrade onnx, or export with a lower opset")
+    if version < 0:
+        raise BadInput(f"impossible opset {version}; the file is damaged")
+
+
+def _check_tensors(proto: ModelProto, folder: Path | None) -> bool:
+    """Checks every tensor of the file; True if any keeps its data in another file."""
+    external = False
+    for tensor in _tensors(proto):
+        weights.check(tensor, folder, f"tensor {shown(tensor.name)}" if tensor.name else "tensor of an attribute")
+        external |= tensor.data_location == TensorProto.EXTERNAL
+    return external
+
+
+def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    yield from _graph_tensors(proto.graph)
+    for function in proto.functions:
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: object) -> Iterator[TensorProto]:
+    for node in nodes:  # type: ignore[attr-defined]
+        for a in node.attribute:
+            if a.type == AttributeProto.TENSOR:
+                yield a.t
+            elif a.type == AttributeProto.TENSORS:
+                yield from a.tensors
+            elif a.type == AttributeProto.GRAPH:
+                yield from _graph_tensors(a.g)
+
+
+def _check_operators(proto: ModelProto) -> None:
+    version = opset(proto)
+    imported = {entry.domain for entry in proto.opset_import}
+    functions = {(f.domain, f.name) for f in proto.functions}
+    known: dict[str, bool] = {}
+    for node in _all_nodes(proto.graph):
+        op, domain = node.op_type, node.domain
+        if domain in _STANDARD:
+            if op not in known:
+                known[op] = onnx.defs.has(op, max_inclusive_version=version) if version else False
+            if not known[op] and (domain, op) not in functions:
+                raise BadInput(f"node {shown(node.name or op)}: no operator {shown(op)} in ONNX opset {version}; {_remedy(op)}")
+        elif domain not in imported:
+            raise BadInput(f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which the model does not import; export the model again")
+
+
+def _remedy(op: str) -> str:
+    if onnx.defs.has(op):
+        return f"it needs opset {onnx.defs.get_schema(op).since_version} or another; export with that opset"
+    return "a custom operator needs a domain of its own"
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in node_graphs(node):
+            yield from _all_nodes(body)
+
+
+def _check(proto: ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:  # noqa: BLE001  the checker throws plain RuntimeErrors beside its ValidationError
+        if "is deprecated in domain_version" not in str(error):  # runtimes still run those (GroupNormalization of opset 18)
+            raise BadInput(f"not valid ONNX: {first_line(error)}; export the model again") from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, safe to print."""
+    lines = str(error).strip().splitlines()
+    return shown(lines[0].rstrip(".;")) if lines else type(error).__name__
+
+
+# ---------------------------------------------------------------------------------------------------------- sorting
+
+
+def _arrange(graph: GraphProto) -> None:
+    """Puts nodes, subgraphs included, into an order in which each is after what it reads.
+
+    Raises BadInput for cycles, names produced twice, and names that nothing produces.
+    """
+    missing = _arrange_graph(graph, "graph")
+    if missing:
+        raise BadInput(f"tensor {shown(min(missing))}: read but never produced; export the model again")
+
+
+def _arrange_graph(graph: GraphProto, what: str) -> set[str]:
+    given = {value.name for value in graph.input}
+    given.update(t.name for t in graph.initializer)
+    given.update(t.values.name for t in graph.sparse_initializer)
+    free, produced = _arrange_nodes(graph.node, given, what)
+    free.update(value.name for value in graph.output if value.name not in given and value.name not in produced)
+    return free
+
+
+def _arrange_nodes(nodes: object, given: set[str], what: str) -> tuple[set[str], dict[str, int]]:
+    """Sorts a repeated field of nodes; returns the names they read from outside and the index of each name's producer."""
+    listed: list[NodeProto] = list(nodes)  # type: ignore[call-overload]
+    producer: dict[str, int] = {}
+    reads: list[list[str]] = []
+    for i, node in enumerate(listed):
+        names = [name for name in node.input if name]
+        for body in node_graphs(node):
+            names.extend(_arrange_graph(body, f"subgraph of node {shown(node.name or node.op_type)}"))
+        reads.append(names)
+        for name in node.output:
+            if name and (name in producer or name in given):
+                raise BadInput(f"tensor {shown(name)}: produced twice in the {what}; export the model again")
+            if name:
+                producer[name] = i
+    free = {name for names in reads for name in names if name not in given and name not in producer}
+    if all(producer.get(name, -1) < i for i, names in enumerate(reads) for name in names):
+        return free, producer
+    order = _sorted(listed, reads, producer, what)
+    copies = [NodeProto.FromString(listed[i].SerializeToString()) for i in order]
+    del nodes[:]  # type: ignore[attr-defined]
+    nodes.extend(copies)  # type: ignore[attr-defined]
+    return free, producer
+
+
+def _sorted(nodes: list[NodeProto], reads: list[list[str]], producer: dict[str, int], what: str) -> list[int]:
+    """Indices in topological order; of the nodes that are ready, the one first in the file comes first."""
+    needs = [{producer[name] for name in names if name in producer} for names in reads]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, sources in enumerate(needs):
+        for source in sources:
+            readers[source].append(i)
+    waiting = [len(sources) for sources in needs]
+    ready = [i for i, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for reader in readers[i]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        stuck = next(i for i, count in enumerate(waiting) if count)
+        raise BadInput(f"node {shown(nodes[stuck].name or nodes[stuck].op_type)}: needs its own result (a cycle in the {what}); export the model again")
+    return order

@@ -1,0 +1,131 @@
+"""A model without its weights: what onnx's own checker, inliner and shape inference are given.
+
+They serialise a model on the way in and out, so a weight would be copied four times and a model of 2 GB would fail. In a
+skeleton, a constant too large to matter for shapes is a graph input of its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto
+
+from onnxfuse.graph import weights
+from onnxfuse.graph.convert import Export, node_graphs, set_type
+from onnxfuse.graph.model import Model
+
+SMALL = 1024  # bytes; constants up to this size may be shapes, axes and the like, and stay
+
+
+def put_constants(graph: GraphProto, constants: Mapping[str, Any]) -> None:
+    """Adds constants to a skeleton's graph: small ones as initializers, large ones as typed inputs."""
+    declared = {value.name for value in graph.input}
+    for name, values in constants.items():
+        if isinstance(values, weights.Weight):
+            small = values.nbytes <= SMALL and not values.is_external and values.tensor.ByteSize() <= 4 * SMALL
+        else:
+            small = isinstance(values, np.ndarray) and values.nbytes <= SMALL
+        if small:
+            graph.initializer.append(weights.proto(values, name))
+        elif name not in declared:
+            value = graph.input.add()
+            value.name = name
+            value.type.tensor_type.elem_type = weights.elem_type(values.dtype)
+            value.type.tensor_type.shape.SetInParent()
+            for size in values.shape:
+                value.type.tensor_type.shape.dim.add().dim_value = size
+
+
+def of_model(model: Model) -> tuple[ModelProto, dict[str, Any]]:
+    """Skeleton of a model, and the values of its main graph's constants by name."""
+    export = Export(model.graph)
+    skeleton = ModelProto(ir_version=model.header.ir_version)
+    skeleton.opset_import.extend(model.header.opset_import)
+    skeleton.functions.extend(model.functions.values())
+    skeleton.graph.CopyFrom(export.graph(model.graph, with_constants=False))
+    constants = {tensor.name: tensor._values for tensor in export.constants.get(id(model.graph), ())}
+    put_constants(skeleton.graph, constants)
+    return skeleton, constants
+
+
+def infer(skeleton: ModelProto) -> ModelProto:
+    """`skeleton` with the types and shapes of its values.
+
+    What the file itself says of inner values and of output shapes is often out of date (a batch size edited in the inputs
+    alone). It is believed only where inference finds nothing, and nowhere when the two contradict each other anywhere.
+    """
+    said = {value.name: value for value in skeleton.graph.value_info}
+    kept = {name for node in skeleton.graph.node if node.domain for name in node.output}
+    bare = ModelProto()
+    bare.CopyFrom(skeleton)
+    del bare.graph.value_info[:]
+    bare.graph.value_info.extend([value for name, value in said.items() if name in kept])
+    for value in bare.graph.output:
+        said[value.name] = ValueInfoProto.FromString(value.SerializeToString())
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        typed = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except Exception:  # noqa: BLE001  inference of a sound model can still fail (a custom operator's types); it only adds knowledge
+        typed = bare
+    found = {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
+    if not any(_contradicts(value.type, found[name].type) for name, value in said.items() if name in found):
+        for name, value in said.items():
+            if name not in found:
+                typed.graph.value_info.add().CopyFrom(value)
+            elif found[name].type.HasField("tensor_type") and value.type.HasField("tensor_type"):
+                _complete(found[name].type, value.type)
+            elif found[name].type.WhichOneof("value") is None:
+                found[name].type.CopyFrom(value.type)
+    return typed
+
+
+def _contradicts(said: TypeProto, found: TypeProto) -> bool:
+    if not (said.HasField("tensor_type") and found.HasField("tensor_type")):
+        return False
+    a, b = said.tensor_type, found.tensor_type
+    if not (a.HasField("shape") and b.HasField("shape")):
+        return False
+    if len(a.shape.dim) != len(b.shape.dim):
+        return True
+    return any(x.HasField("dim_value") and x.dim_value != y.dim_value and _known(y) for x, y in zip(a.shape.dim, b.shape.dim))
+
+
+def _known(dim: TensorShapeProto.Dimension) -> bool:
+    return bool(dim.HasField("dim_value") or (dim.dim_param and not dim.dim_param.startswith("unk__")))
+
+
+def _complete(found: TypeProto, said: TypeProto) -> None:
+    a, b = found.tensor_type, said.tensor_type
+    if not a.elem_type:
+        a.elem_type = b.elem_type
+    if not b.HasField("shape"):
+        return
+    if not a.HasField("shape"):
+        a.shape.CopyFrom(b.shape)
+        return
+    for x, y in zip(a.shape.dim, b.shape.dim):
+        if not _known(x) and _known(y) and not x.dim_param:
+            x.CopyFrom(y)
+
+
+def retype(model: Model) -> None:
+    """Infers types and shapes again, in place."""
+    skeleton, _ = of_model(model)
+    typed = infer(skeleton)
+    _apply(model.graph, typed.graph)
+
+
+def _apply(graph: gs.Graph, proto: GraphProto) -> None:
+    types = {value.name: value for value in (*proto.value_info, *proto.output)}
+    for node, node_proto in zip(graph.nodes, proto.node):
+        for tensor in node.outputs:
+            if tensor.name in types and isinstance(tensor, gs.Variable):
+                set_type(tensor, types[tensor.name])
+        bodies = [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+        for body, body_proto in zip(bodies, node_graphs(node_proto)):
+            _apply(body, body_proto)

@@ -1,0 +1,196 @@
+"""Constant values that stay where they are (in the parsed file, or in a data file on disk) until someone reads them."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import TensorProto, helper, numpy_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from onnxfuse.errors import BadInput
+from onnxfuse.graph.names import shown
+
+_KEEP = 4096  # decoded values up to this many bytes are kept; larger ones are decoded again when no one holds them
+_MOST_BYTES = 1 << 46  # no real tensor has 64 TiB; a size beyond it is damage
+
+_BITS = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    **{number: 2 for name, number in TensorProto.DataType.items() if name in ("INT2", "UINT2")},
+}
+NUMPY: dict[int, np.dtype[Any]] = {}
+for _number in TensorProto.DataType.values():
+    if _number != TensorProto.UNDEFINED:
+        NUMPY[_number] = np.dtype(helper.tensor_dtype_to_np_dtype(_number))
+ONNX = {dtype: number for number, dtype in NUMPY.items()}
+
+
+def elem_type(dtype: object) -> int:
+    """ONNX element type of a numpy dtype (ml_dtypes included), or of an element type itself."""
+    if isinstance(dtype, int):
+        return dtype
+    found = np.dtype(dtype)  # type: ignore[call-overload]
+    if found.kind in "US":
+        return int(TensorProto.STRING)
+    return ONNX[found]
+
+
+def byte_size(dims: list[int], data_type: int) -> int:
+    """Bytes of a tensor's raw data. Types below a byte are packed, and the last byte is filled up."""
+    count = math.prod(dims)
+    if data_type in _BITS:
+        return (count * _BITS[data_type] + 7) // 8
+    return count * NUMPY[data_type].itemsize
+
+
+class Weight(LazyValues):  # type: ignore[misc]
+    """Values of a TensorProto. `folder` is where external data lies."""
+
+    def __init__(self, tensor: TensorProto, folder: Path | None = None) -> None:
+        self.tensor = tensor
+        self.folder = folder
+        self.shape = list(tensor.dims)
+        self.dtype = NUMPY[tensor.data_type]
+        self.nbytes = 0 if tensor.data_type == TensorProto.STRING else byte_size(self.shape, tensor.data_type)
+        self._kept: np.ndarray[Any, Any] | None = None
+        self._seen: weakref.ref[np.ndarray[Any, Any]] | None = None
+
+    @property
+    def is_external(self) -> bool:
+        return bool(self.tensor.data_location == TensorProto.EXTERNAL)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The values, read only. External data is mapped, not read."""
+        if self._kept is not None:
+            return self._kept
+        found = self._seen() if self._seen is not None else None
+        if found is None:
+            found = self._decode()
+            found.flags.writeable = False
+            if found.nbytes <= _KEEP:
+                self._kept = found
+            else:
+                self._seen = weakref.ref(found)
+        return found
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """The values as an array of the caller's own (graph-surgeon calls this for `Constant.values`)."""
+        return np.array(self.array())
+
+    def _decode(self) -> np.ndarray[Any, Any]:
+        if not self.is_external:
+            return numpy_helper.to_array(self.tensor)
+        place = location(self.tensor)
+        file = (self.folder or Path()) / place.file
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        if self.tensor.data_type in _BITS or self.dtype == object:
+            return numpy_helper.to_array(self.tensor, base_dir=str(self.folder or ""))
+        raw: np.ndarray[Any, Any] = np.memmap(file, np.uint8, mode="r", offset=place.offset, shape=(self.nbytes,))
+        return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
+
+
+class Place:
+    """Where external data lies: a file relative to the model's folder, and a byte range in it."""
+
+    __slots__ = ("file", "length", "offset")
+
+    def __init__(self, file: str, offset: int, length: int | None) -> None:
+        self.file, self.offset, self.length = file, offset, length
+
+
+def location(tensor: TensorProto) -> Place:
+    """Raises ValueError where offset or length is no number."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = entries.get("length")
+    return Place(entries.get("location", ""), int(entries.get("offset") or 0), int(length) if length else None)
+
+
+def check(tensor: TensorProto, folder: Path | None, what: str) -> None:
+    """Raises BadInput unless type, dims and data of `tensor` fit together and its data is inside `folder`."""
+    if tensor.data_type not in NUMPY:
+        raise BadInput(f"{what}: unknown element type {tensor.data_type}; the file is damaged or of a newer ONNX")
+    dims = list(tensor.dims)
+    if any(d < 0 for d in dims) or math.prod(dims) > _MOST_BYTES:
+        raise BadInput(f"{what}: impossible shape {shown(dims)}; the file is damaged")
+    if tensor.HasField("segment"):
+        raise BadInput(f"{what}: stored in segments, which no runtime reads; save the model again")
+    size = byte_size(dims, tensor.data_type)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        _check_external(tensor, folder, what, size)
+    elif tensor.HasField("raw_data"):
+        if tensor.data_type == TensorProto.STRING:
+            raise BadInput(f"{what}: strings stored as raw data; the file is damaged")
+        if len(tensor.raw_data) != size:
+            raise BadInput(f"{what}: holds {len(tensor.raw_data)} bytes where its shape {shown(dims)} needs {size}; the file is damaged")
+    else:
+        _check_typed(tensor, what, math.prod(dims), size)
+
+
+def _check_typed(tensor: TensorProto, what: str, count: int, size: int) -> None:
+    have = len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
+    if tensor.data_type in _BITS:
+        need = size
+    elif tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        need = 2 * count
+    else:
+        need = count
+    if have != need:
+        raise BadInput(f"{what}: holds {have} values where its shape needs {need}; the file is damaged")
+
+
+def _check_external(tensor: TensorProto, folder: Path | None, what: str, size: int) -> None:
+    try:
+        place = location(tensor)
+    except ValueError:
+        raise BadInput(f"{what}: offset or length of its external data is no number; the file is damaged") from None
+    if tensor.data_type == TensorProto.STRING:
+        raise BadInput(f"{what}: strings cannot lie in external data; the file is damaged")
+    file = data_file(place.file, folder, what)
+    if place.offset < 0 or (place.length is not None and place.length != size):
+        raise BadInput(f"{what}: external data of {place.length} bytes at {place.offset}, its shape needs {size}; the file is damaged")
+    have = file.stat().st_size
+    if place.offset + size > have:
+        raise BadInput(f"{what}: external data ends at byte {place.offset + size}, {shown(file)} has {have}; fetch the whole file")
+
+
+def data_file(name: str, folder: Path | None, what: str) -> Path:
+    """The external data file `name`. BadInput unless it is an ordinary file inside the model's folder."""
+    if folder is None:
+        raise BadInput(f"{what}: external data of a model that came from no file; give a path")
+    if not name or "\0" in name:
+        raise BadInput(f"{what}: external data without a file name; the file is damaged")
+    parts = name.replace("\\", "/").split("/")
+    if os.path.isabs(name) or ".." in parts:
+        raise BadInput(f"{what}: external data {shown(name)} lies outside the model's folder; move it beside the model")
+    file = folder / name
+    try:
+        real, base = os.path.realpath(file), os.path.realpath(folder)
+        if os.path.commonpath([real, base]) != base:
+            raise BadInput(f"{what}: external data {shown(name)} leads outside the model's folder; copy it beside the model")
+        mode = os.stat(real).st_mode
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadInput(f"{what}: external data file {shown(file)}: {reason}; fetch it, or save the model with its data again") from None
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{what}: external data {shown(name)} is not an ordinary file; copy it beside the model")
+    return file
+
+
+def proto(values: Any, name: str) -> TensorProto:
+    """TensorProto of a constant's values: the one it came from, renamed, or a new one."""
+    if isinstance(values, LazyValues):
+        tensor: TensorProto = values.tensor
+        if tensor.name != name:
+            tensor.name = name
+        return tensor
+    return onnx.numpy_helper.from_array(np.asarray(values), name)
