@@ -1,0 +1,100 @@
+"""Questions that the norm fusions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxfuse.fusions.base import Builder, Refusal
+from onnxfuse.graph import query
+
+FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+
+
+def element_type(value: gs.Tensor) -> int:
+    """ONNX element type of a tensor; 0 where it is unknown."""
+    kind = query.dtype(value)
+    if kind is None:
+        return 0
+    return kind if isinstance(kind, int) else int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+
+def refuse_type(value: gs.Tensor) -> Refusal | None:
+    """Norms compute in float32: wider types and unknown ones are left alone."""
+    kind = element_type(value)
+    if kind in FLOATS:
+        return None
+    return Refusal(f"'{value.name}' is of type", onnx.TensorProto.DataType.Name(kind).lower() if kind else "unknown")
+
+
+def reduced_axes(node: gs.Node) -> list[int] | Refusal:
+    """The axes that a reduction with kept dimensions reduces, as written (negative ones too)."""
+    if not node.attrs.get("keepdims", 1):
+        return Refusal(f"{node.op} drops the axes it reduces (keepdims)", 0)
+    if len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        values = query.constant(node.inputs[1])
+        if values is None:
+            return Refusal(f"axes of {node.op} are computed at run time", node.inputs[1].name)
+        axes = [int(axis) for axis in values.reshape(-1)]
+    else:
+        axes = list(node.attrs.get("axes") or ())
+    if not axes:
+        return Refusal(f"{node.op} reduces all axes")
+    return axes
+
+
+def trailing(axes: Sequence[int], rank: int | None) -> int | Refusal:
+    """How many of the last axes `axes` are; refused where they are others."""
+    if rank is None and any(axis >= 0 for axis in axes):
+        return Refusal("rank of the input is unknown and the axes count from its front", list(axes))
+    counted = sorted(axis - rank if axis >= 0 and rank is not None else axis for axis in axes)
+    if counted != list(range(-len(counted), 0)):
+        return Refusal("normalised axes are not the last ones", list(axes))
+    return len(counted)
+
+
+def row_parameter(value: gs.Tensor, sizes: Sequence[int], role: str, x: gs.Tensor) -> Refusal | None:
+    """Refuses a scale or bias that is not one value for each normalised element (it would only broadcast), or of another type than `x`."""
+    found = query.shape(value)
+    if found is None:
+        return Refusal(f"shape of the {role} '{value.name}' is unknown")
+    while len(found) > len(sizes) and found[0] == 1:
+        found = found[1:]
+    if list(found) != list(sizes):
+        return Refusal(f"{role} '{value.name}' of shape {query.shape(value)} is not one value for each normalised element of", list(sizes))
+    if query.rank(value) != len(sizes) and not query.is_constant(value):
+        return Refusal(f"{role} '{value.name}' has extra axes and is computed at run time", query.shape(value))
+    if element_type(value) != element_type(x):
+        return Refusal(f"{role} '{value.name}' is of another type than '{x.name}'")
+    return None
+
+
+def numpy_type(value: gs.Tensor) -> np.dtype:
+    """The numpy type of a float tensor; ml_dtypes has the one that numpy lacks."""
+    if element_type(value) == onnx.TensorProto.BFLOAT16:
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type(value)))
+
+
+def parameter(value: gs.Tensor | None, sizes: Sequence[int], filler: float, like: gs.Tensor, new: Builder) -> gs.Tensor:
+    """`value` as exactly `sizes`; where it is absent, `filler` everywhere, in the type of `like`."""
+    if value is None:
+        return new.filled("ones" if filler else "zeros", filler, tuple(sizes), numpy_type(like))
+    if query.rank(value) == len(sizes):
+        return value
+    values = query.constant(value)
+    assert values is not None  # row_parameter lets only constants have extra axes
+    return new.constant(value.name, values.reshape(tuple(sizes)))
+
+
+def rows_of(value: gs.Tensor, count: int) -> list[int] | Refusal:
+    """Sizes of the last `count` axes, which must be known."""
+    known = query.shape(value)
+    sizes = None if known is None or len(known) < count else known[-count:]
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
+        return Refusal(f"length of the normalised rows of '{value.name}' is unknown", known)
+    return [int(size) for size in sizes if size is not None]

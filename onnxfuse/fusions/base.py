@@ -1,0 +1,274 @@
+"""What a fusion is, and the two things that are done with one: finding its sites and rewriting them.
+
+A fusion never changes an initializer, never drops a tensor that anyone else reads, and is refused with a reason where it does not
+hold. `find` gives the sites that are legal and the near misses; `apply` rewrites the chosen ones. Both work on the graph
+of the model in place, one fusion at a time, in the order of the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, least_nodes, root_types
+from onnxfuse.graph import functions, query
+from onnxfuse.graph.model import Model
+
+Kind = Literal["canonical", "folding", "fused"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a pattern that matched is not this fusion, with the offending value."""
+
+    reason: str
+    value: Any = None
+
+    def __str__(self) -> str:
+        return self.reason if self.value is None else f"{self.reason} ({self.value})"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A place where a fusion nearly held: the node it started from, the nodes that matched, the node in question and the reason."""
+
+    fusion: str
+    root: str
+    nodes: tuple[str, ...]
+    at: str | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A legal site: tensors by their names in the pattern, and the nodes that the fusion replaces, in no particular order."""
+
+    fusion: Fusion
+    graph: gs.Graph
+    root: gs.Node
+    tensors: dict[str, gs.Tensor]
+    nodes: tuple[gs.Node, ...]
+    index: Index
+
+    def __getitem__(self, name: str) -> gs.Tensor:
+        return self.tensors[name]
+
+    def get(self, name: str) -> gs.Tensor | None:
+        return self.tensors.get(name)
+
+    @property
+    def output(self) -> gs.Tensor:
+        return self.root.outputs[0]
+
+    def node(self, name: str) -> gs.Node:
+        """The node that computes the tensor called `name` in the pattern."""
+        producer: gs.Node = self.tensors[name].inputs[0]
+        return producer
+
+    def escapes(self, value: gs.Tensor) -> str | None:
+        """Who outside of the site reads `value`; None where nobody does."""
+        if id(value) in self.index.outputs:
+            return "a graph output"
+        inside = {id(node) for node in self.nodes}
+        for reader in value.outputs:
+            if id(reader) not in inside:
+                return f"'{label(reader)}' ({reader.op})"
+        return None
+
+
+class Fusion:
+    """One fusion, one file. Subclasses say what they are in class attributes and in the four methods."""
+
+    name: str
+    kind: Kind
+    # Canonical fusions that this one is built on.
+    needs: tuple[str, ...] = ()
+    # Folding that costs nothing and is never measured: the policy `proven` always does it.
+    free: bool = False
+    # Tried in this order, the larger first.
+    patterns: tuple[Pattern, ...]
+    # Names in the pattern of inner tensors that `rewrite` can still compute when others read them.
+    keeps: tuple[str, ...] = ()
+
+    def check(self, match: Match, model: Model) -> Refusal | None:
+        """Every condition under which the pattern is not this fusion."""
+        raise TypeError(f"{type(self).__name__} says no conditions")
+
+    def variant(self, match: Match) -> str | None:
+        """The kind within the fusion (erf, tanh or quick for a GELU)."""
+        return None
+
+    def rewrite(self, match: Match, new: Builder) -> gs.Node:
+        """Makes the nodes that replace the site, with its output tensors, through `new`; returns the one that stands for the site."""
+        raise TypeError(f"{type(self).__name__} rewrites nothing")
+
+    def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        """Definitions of the op types that `rewrite` writes, in primitives valid at `opset`; none where they are standard operators."""
+        return ()
+
+
+@dataclass
+class Index:
+    """What matching asks of a model, read once before each fusion that has something to look at."""
+
+    by_op: dict[str, list[tuple[gs.Graph, gs.Node]]] = field(default_factory=dict)
+    owner: dict[int, gs.Graph] = field(default_factory=dict)
+    outputs: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, model: Model) -> Index:
+        index = cls()
+        outputs: set[int] = set()
+        for graph in model.graphs():
+            outputs.update(id(value) for value in graph.outputs)
+            for node in graph.nodes:
+                index.by_op.setdefault(node.op, []).append((graph, node))
+                index.owner[id(node)] = graph
+        index.outputs = frozenset(outputs)
+        return index
+
+
+def label(node: gs.Node) -> str:
+    """How a node is called in reports: its name, or its first output where it has none."""
+    return node.name or (node.outputs[0].name if node.outputs else node.op)
+
+
+def find(fusion: Fusion, model: Model, index: Index) -> tuple[list[Match], list[Miss]]:
+    """All sites of `fusion` that do not overlap, the larger patterns first, and the near misses left over."""
+    matches: list[Match] = []
+    misses: list[tuple[Miss, frozenset[int]]] = []
+    claimed: set[int] = set()
+    for pattern in fusion.patterns:
+        for type_ in sorted(root_types(pattern)):
+            for graph, root in index.by_op.get(type_, ()):
+                if id(root) in claimed or not root.outputs:
+                    continue
+                outcome = _attempt(fusion, pattern, graph, root, model, index, claimed)
+                if isinstance(outcome, Match):
+                    matches.append(outcome)
+                    claimed.update(id(node) for node in outcome.nodes)
+                elif outcome is not None:
+                    misses.append(outcome)
+    left = {(miss.root, miss.reason): miss for miss, nodes in misses if not nodes & claimed}
+    return matches, list(left.values())
+
+
+def _attempt(
+    fusion: Fusion, pattern: Pattern, graph: gs.Graph, root: gs.Node, model: Model, index: Index, claimed: set[int]
+) -> Match | tuple[Miss, frozenset[int]] | None:
+    matcher = Matcher(pattern)
+    refused: tuple[Match, Refusal] | None = None
+    for found in matcher.match(root.outputs[0]):
+        if any(id(node) in claimed for node in found.nodes):
+            continue
+        match = Match(fusion, graph, root, found.tensors, found.nodes, index)
+        refusal = _stays_inside(match, index) or fusion.check(match, model)
+        if refusal is None:
+            return match
+        refused = refused or (match, refusal)
+    if refused is not None:
+        match, refusal = refused
+        miss = Miss(fusion.name, label(root), tuple(label(n) for n in match.nodes), None, str(refusal))
+        return miss, frozenset(id(node) for node in match.nodes)
+    near = matcher.miss
+    if near is None or len(near.nodes) < 2 or 2 * len(near.nodes) <= least_nodes(pattern):
+        return None  # too far from it to be worth a word
+    reason = str(Refusal(near.reason, near.value))
+    miss = Miss(fusion.name, label(root), tuple(label(n) for n in near.nodes), label(near.at) if near.at else None, reason)
+    return miss, frozenset(id(node) for node in near.nodes)
+
+
+def _stays_inside(match: Match, index: Index) -> Refusal | None:
+    """Refuses a site whose inner tensors somebody else reads, or that reaches into another graph."""
+    kept = {id(match.tensors[name]) for name in match.fusion.keeps if name in match.tensors}
+    for node in match.nodes:
+        if index.owner.get(id(node)) is not match.graph:
+            return Refusal("lies partly outside the body it would be fused in", label(node))
+        for value in node.outputs:
+            if value is match.output or id(value) in kept or value.is_empty():
+                continue
+            reader = match.escapes(value)
+            if reader is not None:
+                return Refusal(f"'{value.name}' is also read by {reader}")
+    return None
+
+
+class Builder:
+    """Makes nodes, tensors and constants with names that the model does not carry yet."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.made: list[gs.Node] = []
+        self._constants: dict[tuple[Any, ...], gs.Constant] = {}
+
+    @property
+    def opset(self) -> int:
+        return self.model.opset
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[gs.Tensor],
+        outputs: Sequence[gs.Tensor],
+        attrs: dict[str, Any] | None = None,
+        *,
+        stem: str,
+        domain: str | None = None,
+    ) -> gs.Node:
+        node = gs.Node(op, self.model.unique_name(stem), dict(attrs or {}), list(inputs), list(outputs), domain=domain)
+        self.made.append(node)
+        return node
+
+    def variable(self, stem: str, dtype: Any, shape: Sequence[int | str | None] | None) -> gs.Variable:
+        return gs.Variable(self.model.unique_name(stem), dtype, None if shape is None else list(shape))
+
+    def constant(self, stem: str, values: np.ndarray) -> gs.Constant:
+        return gs.Constant(self.model.unique_name(stem), values)
+
+    def filled(self, stem: str, value: float, shape: tuple[int, ...], dtype: np.dtype) -> gs.Constant:
+        """A constant of one value everywhere, shared by all that ask for the same one."""
+        key = (value, shape, str(dtype))
+        if key not in self._constants:
+            self._constants[key] = self.constant(stem, np.full(shape, value, dtype=dtype))
+        return self._constants[key]
+
+
+def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Node]:
+    """Rewrites `matches` in place; returns the node that stands for each, in the same order."""
+    builder = Builder(model)
+    stand: list[gs.Node] = []
+    replacement: dict[int, list[gs.Node]] = {}
+    removed: set[int] = set()
+    for match in matches:
+        builder.made = []
+        stand.append(fusion.rewrite(match, builder))
+        # Only now: what is rewritten still reads attributes and tensors of the nodes it replaces.
+        for node in match.nodes:
+            node.inputs.clear()
+            node.outputs.clear()
+        replacement[id(match.root)] = builder.made
+        removed.update(id(node) for node in match.nodes)
+    if matches:
+        for graph in {id(match.graph): match.graph for match in matches}.values():
+            graph.nodes = list(_replaced(graph.nodes, replacement, removed))
+        _define(fusion, stand, model)
+    return stand
+
+
+def _replaced(nodes: Sequence[gs.Node], replacement: dict[int, list[gs.Node]], removed: set[int]) -> Iterator[gs.Node]:
+    for node in nodes:
+        yield from replacement.get(id(node), ())
+        if id(node) not in removed:
+            yield node
+
+
+def _define(fusion: Fusion, nodes: Sequence[gs.Node], model: Model) -> None:
+    used = {node.op for node in nodes if node.domain == DOMAIN}
+    defined = {function.name: function for function in fusion.functions(model.opset)} if used else {}
+    for name in sorted(used):
+        functions.add(model, defined[name])
