@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onnxfuse import __version__
+from onnxfuse.commands import faults
 
 
 class Command(NamedTuple):
@@ -60,6 +61,12 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return [entry.name for entry in COMMANDS]
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as fault:
+            raise faults.Stopped(fault) from fault  # click would turn both into a bare exit status
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(next(entry for entry in COMMANDS if entry.name == name)), rest
@@ -83,8 +90,6 @@ def onnxfuse(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status. A fault becomes one line on stderr, unless ONNXFUSE_DEBUG=1."""
-    from onnxfuse.commands import faults
-
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     signal.signal(signal.SIGTERM, _terminate)
     if os.environ.get("ONNXFUSE_DEBUG") == "1":

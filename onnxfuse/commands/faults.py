@@ -22,8 +22,18 @@ BROKEN_PIPE = 128 + 13  # SIGPIPE
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
+class Stopped(Exception):
+    """The user's interrupt, or a reader that went away, on its way past click's own handling."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 def report(fault: BaseException) -> int:
     """Say what went wrong in one line on stderr (nothing for a reader that went away); returns the exit status."""
+    if isinstance(fault, Stopped):
+        fault = fault.cause
     if isinstance(fault, BrokenPipeError):
         # The interpreter flushes stdout once more on its way out, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
