@@ -162,9 +162,7 @@ BROKEN = """
 def test_an_internal_fault_is_one_line_and_a_log(tmp_path: Path):
     done = python(BROKEN.format(fault="ZeroDivisionError('two\\nlines')"), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 70
-    line = re.fullmatch(
-        r"error: internal fault: ZeroDivisionError: two lines; please report, details in (\S+)\n", done.stderr
-    )
+    line = re.fullmatch(r"error: internal fault: ZeroDivisionError: two lines; please report, details in (\S+)\n", done.stderr)
     assert line, done.stderr
     log = Path(line[1])
     assert log.is_relative_to(tmp_path)
@@ -225,9 +223,7 @@ def test_termination_unwinds_so_that_temporary_files_go(tmp_path: Path):
 
 @pytest.mark.parametrize("launcher", [("-m", "onnxfuse"), ("cli.py",)], ids=" ".join)
 def test_launchers_of_a_checkout(root: Path, launcher: tuple[str, ...]):
-    done = subprocess.run(
-        [sys.executable, *launcher, "--version"], cwd=root, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, *launcher, "--version"], cwd=root, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("onnxfuse "), done.stderr
 
 

@@ -1,0 +1,298 @@
+"""Bad input, command by command: one line that names the thing, exit status 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.commands.conftest import transformer_tail
+
+# Every command that reads a model, with what else it is given.
+READERS = {
+    "optimize": ("optimize", "{model}", "-o", "out.onnx"),
+    "build-engine": ("build-engine", "{model}", "-o", "out.engine", "--gpu", "a100"),
+    "compare": ("compare", "{model}", "good.onnx"),
+    "compare-other": ("compare", "good.onnx", "{model}"),
+    "explain": ("explain", "{model}"),
+}
+
+
+def with_external_data(folder: Path, location: str) -> Path:
+    """A model whose weights are in another file."""
+    model = transformer_tail()
+    for tensor in model.graph.initializer:
+        if tensor.name == "weight":
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", location), ("offset", "0"), ("length", str(64 * 64 * 4))):
+                entry = tensor.external_data.add()
+                entry.key, entry.value = key, value
+    path = folder / "external.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nowhere.onnx"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "folder.onnx").mkdir()
+    return folder / "folder.onnx"
+
+
+def written(content: bytes) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / "bad.onnx"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def truncated(folder: Path) -> Path:
+    whole = transformer_tail().SerializeToString()
+    return written(whole[: len(whole) * 2 // 3])(folder)
+
+
+def external_missing(folder: Path) -> Path:
+    return with_external_data(folder, "gone.bin")
+
+
+def external_above(folder: Path) -> Path:
+    (folder.parent / f"{folder.name}-secret.bin").write_bytes(bytes(64 * 64 * 4))
+    return with_external_data(folder, f"../{folder.name}-secret.bin")
+
+
+def external_absolute(folder: Path) -> Path:
+    target = folder.parent / f"{folder.name}-secret.bin"
+    target.write_bytes(bytes(64 * 64 * 4))
+    return with_external_data(folder, str(target))
+
+
+def external_link(folder: Path) -> Path:
+    target = folder.parent / f"{folder.name}-secret.bin"
+    target.write_bytes(bytes(64 * 64 * 4))
+    (folder / "weights.bin").symlink_to(target)
+    return with_external_data(folder, "weights.bin")
+
+
+def external_short(folder: Path) -> Path:
+    (folder / "weights.bin").write_bytes(bytes(100))
+    return with_external_data(folder, "weights.bin")
+
+
+def unknown_operator(folder: Path) -> Path:
+    model = transformer_tail()
+    model.graph.node[5].op_type = "Erfinator"
+    return written(model.SerializeToString())(folder)
+
+
+def unknown_opset(folder: Path) -> Path:
+    model = transformer_tail()
+    model.opset_import[0].version = 999
+    return written(model.SerializeToString())(folder)
+
+
+def dangling_input(folder: Path) -> Path:
+    model = transformer_tail()
+    model.graph.node[2].input[0] = "nobody"
+    return written(model.SerializeToString())(folder)
+
+
+BAD_MODELS = {
+    "no such file": (missing, ("nowhere.onnx",)),
+    "a folder": (directory, ("folder.onnx",)),
+    "empty": (written(b""), ("bad.onnx",)),
+    "text": (written(b"This is no model, it is a letter.\n" * 30), ("bad.onnx",)),
+    "a picture": (written(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4), ("bad.onnx",)),
+    "truncated": (truncated, ("bad.onnx",)),
+    "external data missing": (external_missing, ("external.onnx", "gone.bin")),
+    "external data above the folder": (external_above, ("external.onnx", "secret.bin")),
+    "external data at an absolute path": (external_absolute, ("external.onnx", "secret.bin")),
+    "external data behind a link": (external_link, ("external.onnx", "weights.bin")),
+    "external data too short": (external_short, ("external.onnx", "weights.bin")),
+    "unknown operator": (unknown_operator, ("bad.onnx", "Erfinator")),
+    "opset of the future": (unknown_opset, ("bad.onnx", "999")),
+    "input of nobody": (dangling_input, ("bad.onnx", "nobody")),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_MODELS)
+@pytest.mark.parametrize("command", READERS)
+def test_bad_model(refuses, tmp_path: Path, command: str, bad: str):
+    onnx.save(transformer_tail(), tmp_path / "good.onnx")
+    make, words = BAD_MODELS[bad]
+    path = make(tmp_path)
+    refuses(*(word.format(model=path.name) for word in READERS[command]), status=2, words=words)
+
+
+def test_unknown_domain_is_named(refuses, tmp_path: Path):
+    """An operator that onnxruntime does not know cannot be checked: the line names it."""
+    model = transformer_tail()
+    model.graph.node[5].domain = "com.acme"
+    model.opset_import.append(helper.make_opsetid("com.acme", 1))
+    (tmp_path / "acme.onnx").write_bytes(model.SerializeToString())
+    refuses("optimize", "acme.onnx", "-o", "out.onnx", status=2, words=("acme.onnx", "com.acme"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [("h1000", ("h1000", "h100")), ("v100", ("v100", "TensorRT")), ("sm_12", ("sm_12",)), ("", ("gpu",))],
+    ids=["unknown", "v100", "sm_12", "empty"],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("optimize", "model.onnx", "-o", "out.onnx"),
+        ("build-engine", "model.onnx", "-o", "out.engine"),
+        ("plugins", "build"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_wrong_gpu(refuses, model: Path, command: tuple[str, ...], gpu: str, words: tuple[str, ...]):
+    refuses(*command, "--gpu", gpu, status=2, words=words)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (["nobody:1x16x64"], ("nobody",)),
+        (["x:"], ("x",)),
+        (["x"], ("x",)),
+        (["x:1xAx64"], ("1xAx64",)),
+        (["x:0x16x64"], ("x",)),
+        (["x:-1x16x64"], ("x",)),
+        (["x:1x16"], ("x",)),
+        (["x:1x16x32"], ("x",)),
+        (["x:4x16x64..2x16x64..1x16x64"], ("x",)),
+        (["x:1x16x64..2x16x64"], ("x",)),
+        (["x:1x16x64", "x:2x16x64"], ("x",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_shapes(refuses, model: Path, shapes: list[str], words: tuple[str, ...]):
+    options = [part for shape in shapes for part in ("--shapes", shape)]
+    refuses("build-engine", "model.onnx", "-o", "out.engine", "--gpu", "a100", *options, status=2, words=words)
+
+
+@pytest.mark.parametrize("output", ["missing/out.onnx", "folder", "model.onnx/out.onnx"])
+def test_unwritable_output(refuses, model: Path, tmp_path: Path, output: str):
+    (tmp_path / "folder").mkdir()
+    refuses("optimize", "model.onnx", "-o", output, status=2, words=(output,))
+
+
+@pytest.mark.parametrize("report", ["missing/report.json", "folder"])
+def test_unwritable_report(refuses, model: Path, tmp_path: Path, report: str):
+    (tmp_path / "folder").mkdir()
+    refuses("optimize", "model.onnx", "-o", "out.onnx", "--report", report, status=2, words=(report,))
+
+
+def test_output_over_the_input_is_whole_or_untouched(run_cli, model: Path):
+    """Writing over the model that is read either succeeds or leaves it as it was."""
+    before = model.read_bytes()
+    done = run_cli("optimize", "model.onnx", "-o", "model.onnx", "--policy", "all")
+    if done.returncode:
+        assert done.stderr.startswith("error: ")
+        assert model.read_bytes() == before
+    else:
+        onnx.checker.check_model(onnx.load(model))
+
+
+def heavy_model(folder: Path) -> Path:
+    """3 MB of weights, so that a small quota cannot hold them."""
+    model = transformer_tail()
+    weight = np.random.default_rng(0).normal(0, 0.1, (64, 12288)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "wide"))
+    model.graph.node.append(helper.make_node("MatMul", ["y", "wide"], ["z"], "widen"))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 16, 12288]))
+    path = folder / "heavy.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path):
+    """A file size limit stops writing as a full disk does, at 1 MB into the model."""
+    heavy_model(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxfuse", "optimize", "heavy.onnx", "-o", "out.onnx", "--policy", "all"],
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "out.onnx" in done.stderr or "too large" in done.stderr.lower(), done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ("data.npz",)),
+        (b"not a zip", ("data.npz",)),
+        ({"x": np.zeros((1, 16, 64), np.float32)}, ("data.npz", "r")),
+        ({"x": np.zeros((1, 16, 64)), "r": np.zeros((1, 16, 64), np.float32)}, ("x", "float64")),
+        ({"x": np.zeros((1, 16, 63), np.float32), "r": np.zeros((1, 16, 64), np.float32)}, ("x", "63")),
+        ({"x": np.array([{}], object), "r": np.zeros((1, 16, 64), np.float32)}, ("data.npz",)),
+    ],
+    ids=["missing", "no npz", "input missing", "wrong type", "wrong shape", "pickled"],
+)
+def test_bad_data(refuses, model: Path, tmp_path: Path, content: object, words: tuple[str, ...]):
+    (tmp_path / "other.onnx").write_bytes(model.read_bytes())
+    if isinstance(content, bytes):
+        (tmp_path / "data.npz").write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(tmp_path / "data.npz", **content)
+    refuses("compare", "model.onnx", "other.onnx", "--data", "data.npz", status=2, words=words)
+
+
+def test_unknown_fusion_is_named_with_those_there_are(refuses, model: Path):
+    refuses("optimize", "model.onnx", "-o", "out.onnx", "--only", "gelo", status=2, words=("gelo", "gelu"))
+    refuses("optimize", "model.onnx", "-o", "out.onnx", "--skip", "gelo", status=2, words=("gelo", "gelu"))
+
+
+def test_unknown_node_is_named(refuses, model: Path):
+    refuses("explain", "model.onnx", "--why-not", "nobody", status=2, words=("nobody",))
+
+
+@pytest.mark.parametrize("plan", [None, b"not a plan", b"{}", b'{"schema": 99}'], ids=["missing", "text", "empty", "newer"])
+def test_bad_plan(refuses, model: Path, tmp_path: Path, plan: bytes | None):
+    if plan is not None:
+        (tmp_path / "plan.json").write_bytes(plan)
+    refuses("optimize", "model.onnx", "-o", "out.onnx", "--plan", "plan.json", status=2, words=("plan.json",))
+
+
+def test_a_different_model_disagrees(run_cli, model: Path, tmp_path: Path):
+    """compare says by its status that outputs differ."""
+    changed = onnx.load(model)
+    weight = next(t for t in changed.graph.initializer if t.name == "bias")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + np.float32(0.5), "bias"))
+    onnx.save(changed, tmp_path / "other.onnx")
+    done = run_cli("compare", "model.onnx", "other.onnx")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_tensorrt_says_how_to_get_it(run_cli, model: Path):
+    if importlib.util.find_spec("tensorrt"):
+        pytest.skip("TensorRT is installed here, so that nothing is missing")
+    done = run_cli("build-engine", "model.onnx", "-o", "out.engine", "--gpu", "a100", "--shapes", "x:1x16x64")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "pip install" in done.stderr
+    assert not (model.parent / "out.engine").exists()
