@@ -1,9 +1,9 @@
 """Makes of an onnxfuse model the bytes that TensorRT's parser is given.
 
-An onnxfuse model carries every fused node twice: as a node and as the ONNX function that defines it. TensorRT 10.6 prefers the
-function even where the plugin is registered, later versions prefer the plugin, and every version keys functions by op type
-alone, without the domain. So nothing is left to that choice: a node that is to be a plugin loses its function and names its
-creator; every other onnxfuse node is replaced by its function's body.
+An onnxfuse model carries every fused node twice: as a node and as the ONNX function that defines it. TensorRT 10.6
+prefers the function even where the plugin is registered, later versions prefer the plugin, and every version keys
+functions by op type alone, without the domain. So nothing is left to that choice: a node that is to be a plugin loses
+its function and names its creator; every other onnxfuse node is replaced by its function's body.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DOMAIN = "onnxfuse"
 NAMESPACE = "onnxfuse"
 VERSION = "1"
 
-# Optional inputs of the plugin ops by position: TensorRT gives a plugin its inputs without their places, so the node says
-# which of them are there.
+# Optional inputs of the plugin ops by position: TensorRT gives a plugin its inputs without their places, so the node
+# says which of them are there.
 OPTIONAL_INPUTS = {
     "SkipLayerNormalization": {"has_beta": 3, "has_bias": 4},
     "SkipRMSNormalization": {"has_bias": 3},
@@ -32,10 +32,11 @@ COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
-    `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model without
-    any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the parser is told where
-    the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are named after the node they
-    stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's nodes.
+    `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the
+    model without any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the
+    parser is told where the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are
+    named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's
+    nodes.
 
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """

@@ -65,9 +65,9 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
 def parse(options: Sequence[str], inputs: Sequence[InputSpec]) -> dict[str, Profile]:
     """Profiles from the values of --shapes, one for every input with a dynamic shape (and any other that was named).
 
-    Raises BadInput for: a form that is not understood, an unknown input, an input named twice, a wrong rank, a shape against a fixed
-    length, MIN, OPT and MAX out of order, two inputs that give one symbolic length different ranges, and a dynamic input
-    that no option names.
+    Raises BadInput for: a form that is not understood, an unknown input, an input named twice, a wrong rank, a shape
+    against a fixed length, MIN, OPT and MAX out of order, two inputs that give one symbolic length different ranges,
+    and a dynamic input that no option names.
     """
     known = {spec.name: spec for spec in inputs}
     profiles: dict[str, Profile] = {}
@@ -106,7 +106,9 @@ def _check(option: str, spec: InputSpec, profile: Profile) -> None:
             raise BadInput(f"--shapes {option}: input {spec} has {len(spec.shape)} dimensions, not {len(shape)}; the form is {FORM}")
         for axis, (given, declared) in enumerate(zip(shape, spec.shape, strict=True)):
             if isinstance(declared, int) and given != declared:
-                raise BadInput(f"--shapes {option}: input {spec} has the fixed length {declared} on axis {axis}, not {given}; give that length")
+                raise BadInput(
+                    f"--shapes {option}: input {spec} has the fixed length {declared} on axis {axis}, not {given}; give that length"
+                )
     for axis, (low, mid, high) in enumerate(zip(profile.min, profile.opt, profile.max, strict=True)):
         if not low <= mid <= high:
             raise BadInput(f"--shapes {option}: axis {axis} has {low}..{mid}..{high}; MIN, OPT and MAX must not decrease")
@@ -126,7 +128,8 @@ def _check_symbols(inputs: Sequence[InputSpec], profiles: Mapping[str, Profile])
             other, expected = first.setdefault(length, (spec.name, given))
             if given != expected:
                 raise BadInput(
-                    f"--shapes: the length {length} is {_range(expected)} in input {other} and {_range(given)} in input {spec.name}; "
+                    f"--shapes: the length {length} is {_range(expected)} in input {other} and {_range(given)} in "
+                    f"input {spec.name}; "
                     "give it the same range in both"
                 )
 

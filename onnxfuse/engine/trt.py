@@ -1,14 +1,16 @@
-"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions
+differ.
 
 What differs between TensorRT 10.0 and 11.x, and is hidden here:
-- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x alone;
+- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x
+  alone;
 - explicit batch is a flag before 10.0, and the only kind since;
 - loading a plugin library twice answers None, as does a library that cannot be loaded;
 - a builder made on a machine without a driver ends the process, so the driver is asked first;
 - the layer table's JSON spells the data type in one field or in two.
 
-TensorRT's runtime works in the device's primary context. pycuda is given that same context, so that both (and torch, if it is
-loaded) see the same memory.
+TensorRT's runtime works in the device's primary context. pycuda is given that same context, so that both (and torch, if
+it is loaded) see the same memory.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import json
 import re
 import threading
 import types
@@ -30,11 +33,27 @@ from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 
 PLUGIN_NAMESPACE = "onnxfuse"
 
+Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Smallest shape, the one to optimize for, and largest."""
+
 
 class EngineFault(OnnxfuseError):
     """TensorRT or CUDA failed while an engine ran: the engine exists, but gives no outputs to trust."""
 
     exit_status = 1
+
+
+class TensorSpec(NamedTuple):
+    """An input or output of an engine."""
+
+    name: str
+    dtype: str
+    """numpy's or ml_dtypes' name, "float16", "bfloat16", "int64"..."""
+    shape: tuple[int, ...]
+    """-1 where the length is dynamic."""
+    is_input: bool
+    on_host: bool
+    """Whether TensorRT wants it in the host's memory (it holds a shape)."""
 
 
 class Device(NamedTuple):
@@ -63,15 +82,16 @@ class Order:
     model: bytes
     path: Path
     """Where the model came from: external data are relative to its folder."""
-    profiles: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Input name -> (min, opt, max)."""
+    profiles: Mapping[str, Range] = field(default_factory=dict)
+    """By input."""
     cache: bytes | None = None
     """A serialized timing cache; b"" starts a new one; None builds without one that outlives the build."""
     libraries: tuple[Path, ...] = ()
     """Plugin libraries to load."""
     embed: bool = True
     fp16_flag: bool = False
-    """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets."""
+    """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
+    """
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,7 @@ class Built:
 
     engine: bytes
     cache: bytes | None
+    tensors: tuple[TensorSpec, ...]
     layers: tuple[dict[str, Any], ...]
     """One dictionary a layer, as TensorRT's inspector tells it."""
     warnings: tuple[str, ...]
@@ -148,7 +169,7 @@ _context: Any = None
 
 
 def activate() -> types.ModuleType:
-    """pycuda's driver module with the primary context of device 0 current in the calling thread, once for the process."""
+    """pycuda's driver module, with the primary context of device 0 made current in the first thread that asks."""
     global _context  # noqa: PLW0603  (the process has one primary context)
     driver = cuda()
     if _context is None:
@@ -305,7 +326,8 @@ def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
 def build(order: Order, monitor: Monitor | None = None) -> Built | None:
     """Builds an engine; None when the monitor stopped it. Raises BadInput with TensorRT's first reason.
 
-    Blocks for as long as TensorRT builds, without the interpreter's lock. Any thread will do: TensorRT binds the primary context.
+    Blocks for as long as TensorRT builds, without the interpreter's lock. Any thread will do: TensorRT binds the
+    primary context.
     """
     trt = tensorrt()
     cuda()  # without a driver the next line would end the process
@@ -336,10 +358,10 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
         raise BadInput(f"{order.path}: TensorRT cannot build an engine: {reason}")
     engine = bytes(memoryview(plan))
     return Built(
-        engine=engine,
-        cache=bytes(memoryview(cache.serialize())) if cache is not None else None,
-        layers=_layers(trt, engine, embed),
-        warnings=tuple(dict.fromkeys(shorten(text) for text in MESSAGES.warnings(mark))),
+        engine,
+        bytes(memoryview(cache.serialize())) if cache is not None else None,
+        *_described(engine, str(order.path), host_code=embed),
+        tuple(dict.fromkeys(shorten(text) for text in MESSAGES.warnings(mark))),
     )
 
 
@@ -414,7 +436,9 @@ def _attach_cache(config: Any, order: Order) -> Any:
 
 def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
     class Watcher(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        """Passes TensorRT's progress on. An exception here would be printed by TensorRT and lost, so it stops the build."""
+        """Passes TensorRT's progress on. An exception here would be printed by TensorRT and lost, so it stops the
+        build.
+        """
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
@@ -441,22 +465,39 @@ def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
     return Watcher()
 
 
-def _layers(trt: types.ModuleType, engine: bytes, host_code: bool) -> tuple[dict[str, Any], ...]:
-    """The inspector's layer table of an engine just built here."""
-    import json
+def _described(data: bytes, what: str, host_code: bool) -> tuple[tuple[TensorSpec, ...], tuple[dict[str, Any], ...]]:
+    """Tensors and layer table of an engine just built here."""
+    runtime, engine = deserialize(data, what, host_code)
+    described = tensors(engine), _layers(tensorrt(), engine)
+    del engine  # before its runtime
+    del runtime
+    return described
 
-    runtime = trt.Runtime(logger())
-    runtime.engine_host_code_allowed = host_code
-    deserialized = runtime.deserialize_cuda_engine(engine)
-    if deserialized is None:
-        return ()
-    inspector = deserialized.create_engine_inspector()
-    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+
+def _layers(trt: types.ModuleType, engine: Any) -> tuple[dict[str, Any], ...]:
+    """The inspector's layer table of an engine built with detailed verbosity."""
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     try:
         layers = json.loads(text).get("Layers", [])
     except (ValueError, AttributeError):
         return ()
     return tuple(layer if isinstance(layer, dict) else {"Name": str(layer)} for layer in layers)
+
+
+def tensors(engine: Any) -> tuple[TensorSpec, ...]:
+    """Inputs and outputs of a deserialized engine, in its order."""
+    trt = tensorrt()
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    return tuple(
+        TensorSpec(
+            name=name,
+            dtype=numpy_dtype(engine.get_tensor_dtype(name)).name,
+            shape=tuple(engine.get_tensor_shape(name)),
+            is_input=engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
+            on_host=engine.get_tensor_location(name) == trt.TensorLocation.HOST,
+        )
+        for name in names
+    )
 
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -478,7 +519,7 @@ def watching(what: str) -> Iterator[None]:
 def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
     """(runtime, engine) of a serialized engine. `host_code` lets TensorRT execute the plugin library inside it."""
     trt = tensorrt()
-    activate()
+    cuda()
     _standard_plugins()
     mark = MESSAGES.mark()
     runtime = trt.Runtime(logger())

@@ -1,0 +1,284 @@
+"""Building an engine and its manifest, with progress, and leaving nothing half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from onnxfuse.engine import manifest as manifests
+from onnxfuse.engine import prepare, trt
+from onnxfuse.engine.manifest import Manifest
+from onnxfuse.engine.shapes import inputs_of, parse
+from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.graph.files import atomic
+
+if TYPE_CHECKING:
+    from onnxfuse.plugins import Library
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress of one phase of the builder. Phases nest; several may be open at once."""
+
+    phase: str
+    parent: str | None
+    done: int
+    steps: int
+    elapsed: float
+    """Seconds since the build started."""
+    finished: bool
+
+
+ProgressCallback = Callable[[Step], None]
+
+
+class Phases:
+    """Turns the builder's calls into Steps, and stops the build once `cancel` is set. Safe from any thread."""
+
+    def __init__(self, progress: ProgressCallback | None, cancel: threading.Event) -> None:
+        self._progress = progress
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._open: dict[str, Step] = {}
+        self._start = time.monotonic()
+
+    def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+        self._tell(phase, parent, 0, steps, finished=False)
+
+    def step_complete(self, phase: str, step: int) -> bool:
+        known = self._open.get(phase)
+        self._tell(phase, known.parent if known else None, step + 1, known.steps if known else step + 1, finished=False)
+        return not self._cancel.is_set()
+
+    def phase_finish(self, phase: str) -> None:
+        known = self._open.get(phase)
+        steps = known.steps if known else 1
+        self._tell(phase, known.parent if known else None, steps, steps, finished=True)
+
+    def _tell(self, phase: str, parent: str | None, done: int, steps: int, *, finished: bool) -> None:
+        with self._lock:
+            step = Step(phase, parent, done, steps, time.monotonic() - self._start, finished)
+            if finished:
+                self._open.pop(phase, None)
+            else:
+                self._open[phase] = step
+            if self._progress is not None:
+                self._progress(step)
+
+
+def build(
+    model: Path,
+    out: Path,
+    *,
+    gpu: str = "auto",
+    shapes: Sequence[str] = (),
+    timing_cache: Path | None = None,
+    embed_plugins: bool = True,
+    use_plugins: bool = True,
+    progress: ProgressCallback | None = None,
+) -> Manifest:
+    """Builds the engine `out` of the ONNX model `model`, and `out`.json beside it; both appear whole, or neither.
+
+    The network is strongly typed: the engine computes in the types that the model is written in. `shapes` are values of
+    --shapes. `use_plugins` False replaces every onnxfuse operator by its function: the engine that TensorRT makes
+    alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run.
+    `timing_cache` is read where it exists, and written after the build. `progress` is called from TensorRT's threads.
+
+    Raises BadInput (model, shapes, output), MissingHere (TensorRT, driver, GPU, compiler, or another GPU than `gpu`),
+    and KeyboardInterrupt after Ctrl-C, once TensorRT has stopped.
+    """
+    _check_output(model, out)
+    profiles = _profiles(model, shapes)
+    wanted = prepare.plugin_ops_in(model, _plugin_ops()) if use_plugins else frozenset()
+    cache = _read_cache(timing_cache)
+    _check_gpu_name(gpu)
+    trt.tensorrt()
+    device = trt.gpu()
+    check_gpu(gpu, device)
+    library = _library(device.sm) if wanted else None
+    order = trt.Order(
+        model=prepare.for_parser(model, wanted),
+        path=model,
+        profiles=profiles,
+        cache=cache,
+        libraries=(library.path,) if library is not None else (),
+        embed=embed_plugins,
+    )
+    return _make(order, out, device, _plugin_use(library, embed_plugins, wanted), timing_cache, progress)
+
+
+def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
+    """A weakly typed engine of `model` under TensorRT 10's FP16 flag, without plugins: what benchmarks compare with.
+
+    TensorRT then chooses the precision of every layer itself. MissingHere where TensorRT has no such flag (11 and
+    later).
+    """
+    profiles = _profiles(model, shapes)
+    if not trt.fp16_flag_exists():
+        raise MissingHere(f"TensorRT {trt.version()} has no FP16 flag; use TensorRT 10.x for this reference")
+    device = trt.gpu()
+    order = trt.Order(
+        model=prepare.for_parser(model, frozenset()),
+        path=model,
+        profiles=profiles,
+        cache=_read_cache(timing_cache),
+        fp16_flag=True,
+    )
+    return _make(order, out, device, None, timing_cache, None)
+
+
+def _profiles(model: Path, options: Sequence[str]) -> dict[str, trt.Range]:
+    profiles = parse(options, inputs_of(model))
+    return {name: (p.min, p.opt, p.max) for name, p in profiles.items()}
+
+
+def check_gpu(wanted: str, device: trt.Device) -> None:
+    """MissingHere where `wanted` (a GPU's name, sm_NN, or auto) is not the GPU here."""
+    if wanted == "auto":
+        return
+    from onnxfuse import gpus
+
+    gpu = gpus.resolve(wanted)
+    by_architecture = wanted.lower().startswith("sm")
+    here = device.name.lower().replace(" ", "").replace("-", "")
+    if gpu.sm != device.sm or not (by_architecture or gpu.name.lower().replace(" ", "").replace("-", "") in here):
+        raise MissingHere(
+            f"--gpu {wanted}: an engine is built on the GPU that it is for, and here is {device.name} "
+            f"(sm_{device.sm}); "
+            f"build on a machine with that GPU, or give --gpu auto"
+        )
+
+
+def run_cancellable(work: Callable[[threading.Event], Result]) -> Result:
+    """Runs `work` in a thread, so that Ctrl-C reaches this one at once while TensorRT computes.
+
+    On KeyboardInterrupt (or any exception in this thread) the event is set, `work` is waited for, and the exception
+    goes on.
+    """
+    cancel = threading.Event()
+    outcome: list[Result] = []
+    failure: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            outcome.append(work(cancel))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body, name="onnxfuse-build")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        cancel.set()
+        thread.join()
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _make(
+    order: trt.Order,
+    out: Path,
+    device: trt.Device,
+    plugins: manifests.PluginUse | None,
+    timing_cache: Path | None,
+    progress: ProgressCallback | None,
+) -> Manifest:
+    """Builds what `order` says and writes engine, manifest and timing cache."""
+    start = time.monotonic()
+    built = run_cancellable(lambda cancel: trt.build(order, Phases(progress, cancel)))
+    if built is None:
+        raise BadInput(f"{order.path}: the build was stopped by its progress report; build again")
+    result = Manifest(
+        model=order.path.name,
+        model_sha256=manifests.model_digest(order.path),
+        engine_sha256=hashlib.sha256(built.engine).hexdigest(),
+        engine_bytes=len(built.engine),
+        plugins=plugins,
+        tensorrt=trt.version(),
+        driver=device.driver,
+        gpu=device.name,
+        sm=device.sm,
+        inputs=tuple(_tensor(t, order.profiles) for t in built.tensors if t.is_input),
+        outputs=tuple(_tensor(t, {}) for t in built.tensors if not t.is_input),
+        strongly_typed=not order.fp16_flag,
+        build_seconds=round(time.monotonic() - start, 3),
+        layers=manifests.layers_from(built.layers),
+        warnings=built.warnings,
+    )
+    _write(out, built.engine, result)
+    if timing_cache is not None and built.cache is not None:
+        with atomic(timing_cache) as part:
+            part.write_bytes(built.cache)
+    return result
+
+
+def _write(out: Path, engine: bytes, result: Manifest) -> None:
+    with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
+        engine_part.write_bytes(engine)
+        manifest_part.write_text(result.to_json(), encoding="utf-8")
+
+
+def _check_output(model: Path, out: Path) -> None:
+    """Before minutes of building: can the output be written at all?"""
+    if out.resolve() == model.resolve():
+        raise BadInput(f"{out}: the engine would replace the model; give another path with -o")
+    if not out.parent.is_dir():
+        raise BadInput(f"cannot write {out}: no folder {out.parent}; make it, or give another path with -o")
+    if out.is_dir():
+        raise BadInput(f"cannot write {out}: it is a folder; give a file with -o")
+
+
+def _check_gpu_name(gpu: str) -> None:
+    """A name that no GPU has is wrong usage, whatever is missing here."""
+    if gpu != "auto":
+        from onnxfuse import gpus
+
+        gpus.resolve(gpu)
+
+
+def _read_cache(path: Path | None) -> bytes | None:
+    """The timing cache's content; empty for one that is to be made; None for none at all."""
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return b""
+        raise BadInput(f"--timing-cache {path}: no folder {path.parent}; make it, or give another path") from None
+    except OSError as error:
+        raise BadInput(f"--timing-cache {path}: {(error.strerror or str(error)).lower()}; give another path") from None
+
+
+def _plugin_ops() -> frozenset[str]:
+    from onnxfuse import plugins
+
+    return plugins.PLUGIN_OPS
+
+
+def _library(sm: int) -> Library:
+    from onnxfuse import plugins
+
+    return plugins.build(sm)
+
+
+def _plugin_use(library: Library | None, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:
+    if library is None:
+        return None
+    return manifests.PluginUse(str(library.path), library.sha256, embedded, tuple(sorted(ops)))
+
+
+def _tensor(spec: trt.TensorSpec, profiles: Mapping[str, trt.Range]) -> manifests.Tensor:
+    low, mid, high = profiles.get(spec.name, (None, None, None))
+    return manifests.Tensor(spec.name, spec.dtype, spec.shape, low, mid, high)

@@ -1,0 +1,261 @@
+"""The manifest beside an engine: what it was made of, where, and what TensorRT made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfuse.engine.prepare import read
+from onnxfuse.errors import BadInput
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of the engine."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """-1 where dynamic."""
+    min: tuple[int, ...] | None = None
+    opt: tuple[int, ...] | None = None
+    max: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the engine, as TensorRT built it."""
+
+    name: str
+    type: str
+    plugin: str | None
+    tactic: str | None
+    inputs: tuple[str, ...]
+    """Data type of each input as built, e.g. "fp16"."""
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """Names of the ONNX nodes that the layer computes."""
+
+
+@dataclass(frozen=True)
+class PluginUse:
+    """The plugin library that the engine needs."""
+
+    path: str
+    sha256: str
+    embedded: bool
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of an engine."""
+
+    model: str
+    model_sha256: str
+    """Of the model file and, after it, of its external data files in the order of their names."""
+    engine_sha256: str
+    engine_bytes: int
+    plugins: PluginUse | None
+    tensorrt: str
+    driver: str
+    gpu: str
+    sm: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    strongly_typed: bool
+    build_seconds: float
+    layers: tuple[Layer, ...]
+    warnings: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def precisions(self) -> dict[str, int]:
+        """How many layers compute into each data type, most frequent first."""
+        counts = Counter(layer.outputs[0] for layer in self.layers if layer.outputs)
+        return dict(counts.most_common())
+
+    def to_json(self) -> str:
+        """The manifest as written beside the engine, with the summary of precisions."""
+        return json.dumps({**dataclasses.asdict(self), "precisions": self.precisions}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str, what: str = "manifest") -> Manifest:
+        """The reverse of to_json. BadInput where the text is no manifest of this schema; `what` names the file."""
+        try:
+            data = json.loads(text)
+            schema = data["schema"]
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"{what}: not an engine manifest; build the engine again") from None
+        if schema != SCHEMA:
+            raise BadInput(f"{what}: manifest schema {schema}, not {SCHEMA}; build the engine again with this version of onnxfuse")
+        try:
+            return _manifest(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{what}: damaged engine manifest ({error}); build the engine again") from None
+
+
+def path_of(engine: Path) -> Path:
+    """Where the manifest of an engine is: model.engine -> model.engine.json."""
+    return engine.with_name(engine.name + ".json")
+
+
+def load(engine: Path) -> Manifest | None:
+    """The manifest beside `engine`; None where there is none."""
+    path = path_of(engine)
+    try:
+        return Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}; build the engine again") from None
+
+
+def changes(manifest: Manifest, *, gpu: str, sm: int, tensorrt: str, driver: str) -> tuple[str, ...]:
+    """What is not as it was when the engine was built, one line each."""
+    pairs = (
+        ("GPU", f"{manifest.gpu} (sm_{manifest.sm})", f"{gpu} (sm_{sm})"),
+        ("TensorRT", manifest.tensorrt, tensorrt),
+        ("driver", manifest.driver, driver),
+    )
+    return tuple(f"{what}: built with {then}, here is {now}" for what, then, now in pairs if then != now)
+
+
+def model_digest(path: Path) -> str:
+    """SHA-256 (hex) of a model file and, after it, of its external data files in the order of their names."""
+    digest = hashlib.sha256()
+    _feed(digest, path)
+    for location in sorted(_external(read(path))):
+        _feed(digest, path.parent / location)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, path: Path) -> None:
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; the model's external data must lie beside it") from None
+
+
+def _external(model: onnx.ModelProto) -> set[str]:
+    return {
+        entry.value
+        for tensor in onnx.external_data_helper._get_all_tensors(model)
+        if onnx.external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+# The inspector's table ------------------------------------------------------------------------------------------------
+
+# TensorRT's words for data types, in the order to look for them: "BFloat16" holds "Float16", "Float16" holds "Float".
+_TYPES = (
+    ("bf16", r"bfloat16|bf16"),
+    ("fp16", r"half|float16|fp16"),
+    ("fp8", r"fp8|float8"),
+    ("fp4", r"fp4|float4"),
+    ("fp32", r"float|fp32"),
+    ("uint8", r"uint8"),
+    ("int4", r"int4"),
+    ("int8", r"int8"),
+    ("int64", r"int64"),
+    ("int32", r"int32"),
+    ("bool", r"bool"),
+)
+
+
+def layers_from(table: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
+    """Layers from TensorRT's inspector (JSON, detailed); fields that a version does not give stay empty."""
+    return tuple(_layer(entry) for entry in table)
+
+
+def _layer(entry: Mapping[str, Any]) -> Layer:
+    plugin = next((str(entry[key]) for key in ("PluginType", "PluginName", "pluginType") if entry.get(key)), None)
+    tactic = next((str(entry[key]) for key in ("TacticName", "TacticValue") if entry.get(key)), None)
+    return Layer(
+        name=str(entry.get("Name", "")),
+        type=str(entry.get("LayerType", "")),
+        plugin=plugin,
+        tactic=tactic,
+        inputs=_types(entry.get("Inputs")),
+        outputs=_types(entry.get("Outputs")),
+        nodes=onnx_nodes(str(entry.get("Metadata") or "")),
+    )
+
+
+def _types(tensors: Any) -> tuple[str, ...]:
+    return tuple(_type(t) for t in tensors if isinstance(t, dict)) if isinstance(tensors, list) else ()
+
+
+def _type(tensor: Mapping[str, Any]) -> str:
+    text = str(tensor.get("Datatype") or tensor.get("DataType") or tensor.get("Format/Datatype") or tensor.get("Format") or "")
+    lowered = text.lower()
+    return next((name for name, pattern in _TYPES if re.search(pattern, lowered)), text or "unknown")
+
+
+def onnx_nodes(metadata: str) -> tuple[str, ...]:
+    """Names of ONNX nodes in a layer's metadata: "[ONNX Layer: a]\\x1e[ONNX Layer: b]" -> ("a", "b")."""
+    parts = re.split(r"\x1e|\\u001[eE]", metadata)
+    names = (re.fullmatch(r"\s*\[ONNX Layer: (.*)\]\s*", part, re.DOTALL) for part in parts)
+    return tuple(dict.fromkeys(match.group(1) for match in names if match))
+
+
+# Reading JSON back ----------------------------------------------------------------------------------------------------
+
+
+def _manifest(data: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        model=str(data["model"]),
+        model_sha256=str(data["model_sha256"]),
+        engine_sha256=str(data["engine_sha256"]),
+        engine_bytes=int(data["engine_bytes"]),
+        plugins=_plugin_use(data["plugins"]),
+        tensorrt=str(data["tensorrt"]),
+        driver=str(data["driver"]),
+        gpu=str(data["gpu"]),
+        sm=int(data["sm"]),
+        inputs=tuple(_tensor(t) for t in data["inputs"]),
+        outputs=tuple(_tensor(t) for t in data["outputs"]),
+        strongly_typed=bool(data["strongly_typed"]),
+        build_seconds=float(data["build_seconds"]),
+        layers=tuple(_layer_back(layer) for layer in data["layers"]),
+        warnings=tuple(map(str, data.get("warnings", ()))),
+        schema=int(data["schema"]),
+    )
+
+
+def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:
+    if data is None:
+        return None
+    return PluginUse(str(data["path"]), str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
+
+
+def _tensor(data: Mapping[str, Any]) -> Tensor:
+    low, mid, high = (tuple(map(int, data[key])) if data.get(key) is not None else None for key in ("min", "opt", "max"))
+    return Tensor(str(data["name"]), str(data["dtype"]), tuple(map(int, data["shape"])), low, mid, high)
+
+
+def _layer_back(data: Mapping[str, Any]) -> Layer:
+    return Layer(
+        name=str(data["name"]),
+        type=str(data["type"]),
+        plugin=data["plugin"],
+        tactic=data["tactic"],
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        nodes=tuple(data["nodes"]),
+    )

@@ -1,0 +1,294 @@
+"""Running an engine on numpy arrays, with every answer of TensorRT and CUDA looked at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfuse.engine import manifest as manifests
+from onnxfuse.engine import trt
+from onnxfuse.engine.manifest import Manifest
+from onnxfuse.engine.trt import EngineFault, TensorSpec
+from onnxfuse.errors import BadInput
+
+Array = NDArray[Any]
+
+
+class Engine:
+    """A loaded engine with its execution context, stream and device buffers. Use from one thread; close it, or use
+    `with`.
+
+    `run` does all at once. For timing, `bind` uploads feeds once, `enqueue` launches and returns, `outputs` fetches.
+    """
+
+    def __init__(self, data: bytes, name: str, *, manifest: Manifest | None, host_code: bool) -> None:
+        """Prefer `load`. `data` is a serialized engine, `name` stands for it in messages; `host_code` lets TensorRT
+        execute
+        the plugin library inside it."""
+        driver = trt.activate()
+        self.name = name
+        self.manifest = manifest
+        self._runtime, self._engine = trt.deserialize(data, name, host_code)
+        mark = trt.MESSAGES.mark()
+        self._context = self._engine.create_execution_context()
+        if self._context is None:
+            raise EngineFault(f"{name}: no execution context: {trt.MESSAGES.reason(mark, 'not enough GPU memory?')}")
+        specs = trt.tensors(self._engine)
+        self.inputs: tuple[TensorSpec, ...] = tuple(s for s in specs if s.is_input)
+        self.output_specs: tuple[TensorSpec, ...] = tuple(s for s in specs if not s.is_input)
+        self._stream = driver.Stream()
+        self._device: dict[str, _Buffer] = {}
+        self._host: dict[str, Array] = {}
+        self._allocator: Any = None
+        self._sized_by_run: frozenset[str] = frozenset()
+        self._bound = False
+
+    @classmethod
+    def load(cls, path: Path) -> Engine:
+        """The engine at `path`, with the plugins that its manifest names.
+
+        Code inside the engine (embedded plugins) is executed only if the manifest beside it was written for exactly
+        this file. An engine without a manifest is loaded without its code. Raises BadInput for no engine, a manifest of
+        another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
+        TensorRT or GPU.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; build it with `onnxfuse build-engine`") from None
+        manifest = manifests.load(path)
+        if manifest is not None:
+            verify(data, manifest, path)
+            trt.tensorrt()
+            device = trt.gpu()
+            if device.sm != manifest.sm:
+                raise BadInput(
+                    f"{path}: built for {manifest.gpu} (sm_{manifest.sm}), here is {device.name} (sm_{device.sm}); build it again here"
+                )
+            if manifest.plugins is not None and not manifest.plugins.embedded:
+                trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
+        embedded = manifest is not None and manifest.plugins is not None and manifest.plugins.embedded
+        return cls(data, str(path), manifest=manifest, host_code=embedded)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What is not as it was when the engine was built (GPU, TensorRT, driver), one line each."""
+        if self.manifest is None:
+            return ()
+        device = trt.gpu()
+        return manifests.changes(self.manifest, gpu=device.name, sm=device.sm, tensorrt=trt.version(), driver=device.driver)
+
+    @property
+    def stream(self) -> int:
+        """Handle of the CUDA stream that the engine runs on."""
+        return int(self._stream.handle)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a run may be captured in a CUDA graph: not where the size of an output is known only after it."""
+        return not self._sized_by_run
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of the engine for `feeds`, in the engine's order, each in the engine's own type (bfloat16 as
+        ml_dtypes').
+
+        `feeds` must have every input, in the engine's type, with a shape that the profile allows; BadInput says which
+        is not. EngineFault where TensorRT or CUDA fails.
+        """
+        self.bind(feeds)
+        self.enqueue()
+        return self.outputs()
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Sets shapes, uploads `feeds`, and gives every output its memory."""
+        self._bound = False
+        arrays = check_feeds(self.inputs, feeds, self.name)
+        with trt.watching(self.name):
+            for spec in self.inputs:
+                self._set_input(spec, arrays[spec.name])
+            missing = self._context.infer_shapes()
+            if missing:
+                raise EngineFault(f"{self.name}: shapes cannot be inferred; TensorRT misses {', '.join(missing)}")
+            self._bind_outputs()
+        self._bound = True
+
+    def enqueue(self, stream: int | None = None) -> None:
+        """Launches one run on the engine's stream, or on the one given, and does not wait for it."""
+        if not self._bound:
+            raise EngineFault(f"{self.name}: nothing to run on; bind inputs first")
+        mark = trt.MESSAGES.mark()
+        launched = self._context.execute_async_v3(self.stream if stream is None else stream)
+        if not launched or trt.MESSAGES.errors(mark):
+            raise EngineFault(f"{self.name}: enqueue failed: {trt.MESSAGES.reason(mark, 'TensorRT gives no reason')}")
+
+    def synchronize(self) -> None:
+        """Waits for the engine's stream; EngineFault where a kernel failed."""
+        with trt.watching(self.name):
+            self._stream.synchronize()
+
+    def outputs(self) -> dict[str, Array]:
+        """Waits, and fetches the outputs of the last run."""
+        self.synchronize()
+        with trt.watching(self.name):
+            return {spec.name: self._fetch(spec) for spec in self.output_specs}
+
+    def close(self) -> None:
+        """Gives back context, engine and device memory; the engine cannot be used after."""
+        self._bound = False
+        self._device.clear()
+        self._allocator = None
+        self._context = self._engine = self._runtime = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _set_input(self, spec: TensorSpec, array: Array) -> None:
+        mark = trt.MESSAGES.mark()
+        if not self._context.set_input_shape(spec.name, array.shape):
+            raise BadInput(self._shape_refused(spec, array.shape, trt.MESSAGES.reason(mark, "")))
+        if spec.on_host:
+            self._host[spec.name] = array
+            self._set_address(spec.name, array.ctypes.data)
+            return
+        buffer = self._buffer(spec.name, array.nbytes)
+        if array.nbytes:
+            trt.activate().memcpy_htod(buffer.memory, _bytes(array))
+        self._set_address(spec.name, int(buffer.memory))
+
+    def _bind_outputs(self) -> None:
+        sized_by_run = []
+        for spec in self.output_specs:
+            shape = tuple(self._context.get_tensor_shape(spec.name))
+            if any(length < 0 for length in shape):
+                sized_by_run.append(spec.name)
+                if self._allocator is None:
+                    self._allocator = trt.output_allocator()
+                if not self._context.set_output_allocator(spec.name, self._allocator):
+                    raise EngineFault(f"{self.name}: TensorRT refuses an allocator for output {spec.name}")
+                continue
+            array = np.empty(shape, np.dtype(spec.dtype))
+            self._host[spec.name] = array
+            if spec.on_host:
+                self._set_address(spec.name, array.ctypes.data)
+            else:
+                self._set_address(spec.name, int(self._buffer(spec.name, array.nbytes).memory))
+        self._sized_by_run = frozenset(sized_by_run)
+
+    def _fetch(self, spec: TensorSpec) -> Array:
+        if spec.name in self._sized_by_run:
+            if spec.name not in self._allocator.shapes:
+                raise EngineFault(f"{self.name}: TensorRT did not say the shape of output {spec.name}")
+            array = np.empty(self._allocator.shapes[spec.name], np.dtype(spec.dtype))
+            memory = self._allocator.memory.get(spec.name)
+        else:
+            array = self._host[spec.name].copy()
+            memory = None if spec.on_host else self._device[spec.name].memory
+        if memory is not None and array.nbytes:
+            trt.activate().memcpy_dtoh(_bytes(array), memory)
+        return array
+
+    def _buffer(self, name: str, size: int) -> _Buffer:
+        """Device memory of at least `size` bytes, and at least one: TensorRT takes no null address, even for an empty
+        tensor.
+        """
+        known = self._device.get(name)
+        if known is None or known.size < size:
+            self._device[name] = known = _Buffer(trt.activate().mem_alloc(max(size, 1)), size)
+        return known
+
+    def _set_address(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise EngineFault(f"{self.name}: TensorRT refuses the memory for {name}")
+
+    def _shape_refused(self, spec: TensorSpec, shape: tuple[int, ...], reason: str) -> str:
+        if -1 in spec.shape:
+            low, _, high = (tuple(d) for d in self._engine.get_tensor_profile_shape(spec.name, 0))
+            takes = f"the engine takes {low} to {high}; build it with other --shapes"
+            return f"{self.name}: input {spec.name} has shape {shape}; {takes}"
+        return f"{self.name}: input {spec.name} has shape {shape}; the engine takes {spec.shape}: {reason}".rstrip(": ")
+
+
+class _Buffer:
+    """Device memory and how many bytes of it were asked for."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory = memory
+        self.size = size
+
+
+def verify(data: bytes, manifest: Manifest, path: Path) -> None:
+    """BadInput unless `manifest` was written for exactly this engine."""
+    if hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
+        raise BadInput(
+            f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not "
+            "trusted; "
+            "build it again"
+        )
+
+
+def check_feeds(inputs: tuple[TensorSpec, ...], feeds: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """The feeds as contiguous arrays; BadInput for a missing or unknown input, a wrong type or rank."""
+    declared = {spec.name for spec in inputs}
+    for given in feeds:
+        if given not in declared:
+            raise BadInput(f"{name}: no input {given}; the inputs are {', '.join(sorted(declared))}")
+    arrays: dict[str, Array] = {}
+    for spec in inputs:
+        if spec.name not in feeds:
+            raise BadInput(f"{name}: input {spec.name} is not given; give an array of type {spec.dtype} and shape {spec.shape}")
+        array = np.asarray(feeds[spec.name])
+        if array.dtype.name != spec.dtype:
+            raise BadInput(f"{name}: input {spec.name} is {array.dtype.name}; the engine takes {spec.dtype}; convert it first")
+        if array.ndim != len(spec.shape):
+            raise BadInput(f"{name}: input {spec.name} has shape {array.shape}; the engine takes {spec.shape}")
+        arrays[spec.name] = np.require(array, requirements="C")
+    return arrays
+
+
+def cast_feeds(inputs: tuple[TensorSpec, ...], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """`feeds` with floating-point arrays in the types that the engine takes, and no more than the engine takes.
+
+    For comparing engines of different precision on the same input; integers and booleans are left as they are.
+    """
+    cast = {}
+    for spec in inputs:
+        if spec.name not in feeds:
+            continue
+        array = np.asarray(feeds[spec.name])
+        floats = _is_float(array.dtype) and _is_float(np.dtype(spec.dtype))
+        cast[spec.name] = array.astype(np.dtype(spec.dtype)) if floats else array
+    return cast
+
+
+def _is_float(dtype: Any) -> bool:
+    """Floating point, ml_dtypes' included (numpy counts those as void)."""
+    return np.dtype(dtype).kind == "f" or "float" in np.dtype(dtype).name
+
+
+def _bytes(array: Array) -> Array:
+    """The same memory as bytes: pycuda does not know ml_dtypes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
+    """The plugin library that the engine was built with: where it was, or compiled again if that gives the same
+    content.
+    """
+    path = Path(use.path)
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == use.sha256:
+        return path
+    from onnxfuse import plugins
+
+    library = plugins.build(sm)
+    if library.sha256 != use.sha256:
+        raise BadInput(f"{engine}: built with another version of the plugin library; build the engine again")
+    return library.path
