@@ -1,0 +1,224 @@
+"""Do two models, or a model and an engine, give the same outputs?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.errors import BadInput
+from onnxfuse.verify import inputs, reference
+from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
+from onnxfuse.verify.skim import skeleton
+
+if TYPE_CHECKING:
+    import onnx
+
+# Where the limits come from. float32: rtol and atol with which rewriters are commonly tested, and scale-free limits that a float32
+# re-ordering stays a hundred times below. 16 bits: with unit roundoff u, a relative RMS error of 29 u leaves a cosine of
+# 1 - (29 u)^2 / 2; that is 0.9999 for float16 (u = 2^-11, a dozen transformer layers stay within) and 0.99 for bfloat16
+# (u = 2^-8, 36 u). The largest error is held to about twice that RMS. quantized: where activations are rounded to 8 bits, a difference in the
+# last bit can cross a rounding step, which is 1/255 of the range.
+TOLERANCES = {
+    "float32": Tolerance(rtol=1e-4, atol=1e-5, of_typical=1e-5, cosine=0.99999, normalised=1e-3, name="float32"),
+    "float16": Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=3e-2, name="float16"),
+    "bfloat16": Tolerance(rtol=None, atol=None, cosine=0.99, normalised=0.25, name="bfloat16"),
+    "quantized": Tolerance(rtol=None, atol=None, cosine=0.999, normalised=5e-2, name="quantized"),
+}
+# Names that users type for them.
+_ALIASES = {"keep": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_LOOSEST_LAST = ("float32", "float16", "quantized", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What a comparison found. `outputs` keeps the reference's order."""
+
+    outputs: dict[str, Metrics]
+    tolerance: Tolerance
+    reference: str = ""  # which evaluator gave the right values
+    feeds: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        return all(metrics.agrees for metrics in self.outputs.values())
+
+    @property
+    def disagreements(self) -> dict[str, str]:
+        """Output -> why it does not agree."""
+        return {name: metrics.reason for name, metrics in self.outputs.items() if not metrics.agrees}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a report."""
+        return {
+            "agrees": self.agrees,
+            "reference": self.reference,
+            "tolerance": {**dataclasses.asdict(self.tolerance), "rule": str(self.tolerance)},
+            "feeds": self.feeds,
+            "notes": list(self.notes),
+            "outputs": {name: metrics.to_dict() for name, metrics in self.outputs.items()},
+        }
+
+
+def tolerance(precision: str = "float32", rtol: float | None = None, atol: float | None = None) -> Tolerance:
+    """The limits for a precision: float32, float16, bfloat16, quantized (or fp32, fp16, bf16, keep).
+
+    An rtol or atol that a user gives is asked exactly as given, beside the precision's scale-free limits.
+    """
+    name = _ALIASES.get(precision, precision)
+    if name not in TOLERANCES:
+        raise BadInput(f"no tolerance for precision {precision!r}; give one of {', '.join([*TOLERANCES, *_ALIASES])}")
+    default = TOLERANCES[name]
+    if rtol is None and atol is None:
+        return default
+    for option, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not value >= 0:
+            raise BadInput(f"{option} {value:g}: a tolerance cannot be negative; give 0 or more")
+    return dataclasses.replace(
+        default, rtol=rtol if rtol is not None else default.rtol, atol=atol if atol is not None else default.atol, of_typical=0.0
+    )
+
+
+def precision(model: Path) -> str:
+    """The lowest precision that a model computes in, from the types it declares: a key of TOLERANCES. Weights are not read."""
+    return max(_precisions(skeleton(Path(model))), key=_LOOSEST_LAST.index)
+
+
+def _precisions(proto: onnx.ModelProto) -> Iterator[str]:
+    import onnx
+
+    narrow = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+    yield "float32"
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        if value.type.tensor_type.elem_type in narrow:
+            yield narrow[value.type.tensor_type.elem_type]
+    graphs: list[Any] = [proto.graph, *proto.functions]
+    while graphs:
+        graph = graphs.pop()
+        for tensor in getattr(graph, "initializer", ()):
+            if tensor.data_type in narrow:
+                yield narrow[tensor.data_type]
+        for node in graph.node:
+            if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):
+                yield "quantized"
+            for attribute in node.attribute:
+                if attribute.name == "to" and attribute.i in narrow:
+                    yield narrow[attribute.i]
+                elif attribute.HasField("t") and attribute.t.data_type in narrow:
+                    yield narrow[attribute.t.data_type]
+                graphs.extend([attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+
+def check_arrays(
+    wanted: Sequence[Mapping[str, Any]],
+    got: Sequence[Mapping[str, Any]],
+    limits: Tolerance | None = None,
+    *,
+    same_dtype: bool = False,
+    source: str = "",
+    notes: Sequence[str] = (),
+) -> Check:
+    """Outputs by name, one mapping a feed: `wanted` are the right ones. An output that `got` lacks is a disagreement; one more is a note.
+
+    With `same_dtype` false (engines), floating types of different width are compared by value.
+    """
+    limits = limits or TOLERANCES["float32"]
+    found: dict[str, list[Metrics]] = {}
+    more: dict[str, None] = {}
+    for want, have in zip(wanted, got, strict=True):
+        more.update(dict.fromkeys(name for name in have if name not in want))
+        for name, value in want.items():
+            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else Metrics(False, "this output is missing")
+            found.setdefault(name, []).append(one)
+    extra = [f"output {name!r} has no counterpart in the reference" for name in more]
+    return Check({name: worst(each) for name, each in found.items()}, limits, source, len(wanted), (*notes, *extra))
+
+
+def check_models(
+    original: Path,
+    rewritten: Path,
+    feeds_list: Sequence[reference.Feeds],
+    rtol: float | None = None,
+    atol: float | None = None,
+    *,
+    runtime: reference.Runtime | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Check:
+    """Run both models and compare every output of the original. Limits follow the lowest precision of the two; rtol and atol override its element rule.
+
+    Where onnxruntime has no kernels for one of them, both run in onnx.reference, and `reference` of the result says so; CannotRun where
+    that fails too. BadInput: the models take different inputs. OnnxfuseError: a model fails, crashes, or takes too long.
+    """
+    same_inputs(original, rewritten)
+    with _borrowed(runtime) as child:
+        wanted, got, evaluator = _run_both(child, Path(original), Path(rewritten), feeds_list, progress)
+    limits, notes = limits_for(original, rewritten, rtol, atol)
+    return check_arrays(wanted, got, limits, same_dtype=True, source=reference.describe(evaluator), notes=notes)
+
+
+def limits_for(original: Path, rewritten: Path, rtol: float | None = None, atol: float | None = None) -> tuple[Tolerance, tuple[str, ...]]:
+    """The limits for a pair of models, and what a reader should know of them."""
+    lowest = max(precision(original), precision(rewritten), key=_LOOSEST_LAST.index)
+    note = f"the limits are those of {lowest}, the lowest precision of the two models"
+    if lowest == "quantized":
+        note = "activations are rounded to 8 bits, where a difference in the last bit can cross a rounding step: the limits allow for it"
+    return tolerance(lowest, rtol, atol), () if lowest == "float32" else (note,)
+
+
+def same_inputs(original: Path, rewritten: Path) -> None:
+    """BadInput where the second model needs an input that the first has not, or lacks one: no feed would suit both."""
+    first, second = (skeleton(Path(path)) for path in (original, rewritten))
+    needed, taken = ({spec.name for spec in inputs.specs(proto)} for proto in (first, second))
+    offered = {value.name for value in second.graph.input}
+    has = {value.name for value in first.graph.input}
+    for names, there, lacks in ((needed - offered, original, rewritten), (taken - has, rewritten, original)):
+        if names:
+            listed = ", ".join(repr(name) for name in sorted(names))
+            raise BadInput(f"{lacks}: has no input {listed}, which {there} takes; compare models with the same inputs")
+
+
+def run_feeds(child: reference.Runtime, model: Path, feeds_list: Sequence[reference.Feeds], progress: Callable[[str], None] | None = None) -> tuple[list[reference.Outputs], str]:
+    """Outputs of a model and the evaluator that gave them: onnxruntime, or onnx.reference where onnxruntime has no kernels for it."""
+    try:
+        return child.run(model, feeds_list, progress=_naming(progress, model, reference.ONNXRUNTIME)), reference.ONNXRUNTIME
+    except reference.CannotRun as refusal:
+        evaluator = reference.ONNX_REFERENCE
+        try:
+            return child.run(model, feeds_list, evaluator=evaluator, progress=_naming(progress, model, evaluator)), evaluator
+        except reference.CannotRun as error:
+            raise reference.CannotRun(f"{refusal}; nor can {str(error).split(': ', 2)[-1]}") from error
+
+
+def _run_both(
+    child: reference.Runtime, original: Path, rewritten: Path, feeds_list: Sequence[reference.Feeds], progress: Callable[[str], None] | None
+) -> tuple[list[reference.Outputs], list[reference.Outputs], str]:
+    wanted, evaluator = run_feeds(child, original, feeds_list, progress)
+    if evaluator == reference.ONNX_REFERENCE:
+        return wanted, child.run(rewritten, feeds_list, evaluator=evaluator, progress=_naming(progress, rewritten, evaluator)), evaluator
+    got, second = run_feeds(child, rewritten, feeds_list, progress)
+    if second != evaluator:  # two models are compared in one evaluator
+        wanted = child.run(original, feeds_list, evaluator=second)
+    return wanted, got, second
+
+
+def _naming(progress: Callable[[str], None] | None, model: Path, evaluator: str) -> reference.Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(f"{model.name} in {evaluator}: input {min(done + 1, total)} of {total}")
+
+
+class _borrowed:
+    """The caller's runtime, left open; or one of our own, closed at the end."""
+
+    def __init__(self, runtime: reference.Runtime | None):
+        self.runtime = runtime or reference.Runtime()
+        self.own = runtime is None
+
+    def __enter__(self) -> reference.Runtime:
+        return self.runtime
+
+    def __exit__(self, *about: object) -> None:
+        if self.own:
+            self.runtime.close()

@@ -1,0 +1,249 @@
+"""The child process that runs models: a crash of onnxruntime ends it, and not the command.
+
+Reads one JSON request a line from standard input and answers one JSON line each on the standard output that it started with.
+Arrays travel as .npy files in the folder that the parent made; nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# numpy has no name for these, so .npy files hold their bits. Names are those of ml_dtypes.
+_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e4m3fnuz": np.uint8, "float8_e5m2": np.uint8, "float8_e5m2fnuz": np.uint8}
+_ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
+# What onnxruntime says of a model that it has no kernel for, or is too new for it: no fault of the model.
+_CANNOT = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for", "Unsupported model IR version", "under development")
+
+Entry = dict[str, Any]
+
+
+class Cannot(Exception):
+    """The evaluator has no means to run this model."""
+
+
+def main(folder: str) -> None:
+    # Libraries print to descriptor 1: answers get a descriptor of their own, and prints go where errors go.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    runner = Runner(Path(folder), lambda done, total: say({"progress": [done, total]}))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            say({"result": getattr(runner, request.pop("op"))(**request)})
+        except Cannot as error:
+            say({"error": first_line(error), "kind": "cannot"})
+        except Exception as error:  # anything that a model can make a library raise is an answer, not an end
+            text = str(error)
+            say({"error": first_line(error), "kind": "cannot" if any(words in text for words in _CANNOT) else "fault"})
+
+
+def first_line(error: Exception) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    if "/onnxruntime_src/" in text:  # a C++ signature stands before the words
+        text = text.rsplit(") ", 1)[-1] if ") " in text else text
+    return text[:400]
+
+
+class Runner:
+    """Serves the requests; holds the last session, as several feeds of one model follow each other."""
+
+    def __init__(self, folder: Path, progress: Callable[[int, int], None]):
+        self.folder = folder
+        self.progress = progress
+        self.written = 0
+        self._key: Any = None
+        self._session: Any = None
+
+    def run(self, model: str, feeds: dict[str, Entry], tensors: list[str] | None, evaluator: str, tidy: bool, threads: int) -> dict[str, Entry]:
+        """Outputs by name; those of `tensors` only, where given (inner tensors too)."""
+        arrays = {name: self._read(entry) for name, entry in feeds.items()}
+        if evaluator == "onnx.reference":
+            outputs = self._by_reference(model, arrays, tensors)
+        else:
+            outputs = run_session(self._open(model, tuple(tensors or ()), tidy, threads), arrays, tensors)
+        return {name: self._write(value) for name, value in outputs.items()}
+
+    def ranges(self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int) -> dict[str, float]:
+        """Largest finite magnitude of every floating tensor of `tensors`, a group of them at a time: no more than about `budget` bytes are held."""
+        found: dict[str, float] = {}
+        largest, at = 0, 0
+        while at < len(tensors):
+            # The first group is small, as nothing is known of the sizes yet.
+            count = min(256, max(1, budget // largest)) if largest else 8
+            group = tensors[at : at + count]
+            session = self._open(model, tuple(group), tidy, threads)
+            for feed in feeds:
+                outputs = run_session(session, {name: self._read(entry) for name, entry in feed.items()}, group)
+                for name, value in outputs.items():
+                    if isinstance(value, np.ndarray) and is_float(value):
+                        largest = max(largest, value.nbytes)
+                        found[name] = max(found.get(name, 0.0), max_finite(value))
+            at += len(group)
+            self.progress(at, len(tensors))
+        self._key = self._session = None
+        return found
+
+    def _open(self, model: str, extra: tuple[str, ...], tidy: bool, threads: int) -> Any:
+        key = (model, os.stat(model).st_mtime_ns, extra, tidy, threads)
+        if self._key != key:
+            self._key = self._session = None  # frees the last one first
+            self._session = open_session(Path(model), extra, tidy, threads)
+            self._key = key
+        return self._session
+
+    def _by_reference(self, model: str, feeds: dict[str, np.ndarray], tensors: list[str] | None) -> dict[str, Any]:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        proto = onnx.load(model)
+        have = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors or () if name not in have)
+        names = list(tensors) if tensors is not None else [output.name for output in proto.graph.output]
+        try:
+            return dict(zip(names, ReferenceEvaluator(proto).run(names, feeds), strict=True))
+        except Exception as error:  # whatever it lacks shows as an exception of any type
+            raise Cannot(f"onnx.reference: {first_line(error)}") from error
+
+    def _read(self, entry: Entry) -> np.ndarray:
+        array: np.ndarray = np.load(entry["file"], allow_pickle=False)
+        if entry["dtype"] in _BITS:
+            import ml_dtypes
+
+            array = array.view(getattr(ml_dtypes, entry["dtype"]))
+        return array
+
+    def _write(self, value: Any) -> Entry:
+        if value is None:
+            return {"none": True}
+        if isinstance(value, list):
+            if value and isinstance(value[0], dict):
+                raise Cannot("an output is a map, which is not compared")
+            return {"sequence": [self._write(item) for item in value]}
+        self.written += 1
+        return write_array(self.folder / f"out{self.written}.npy", value)
+
+
+def write_array(path: Path, value: Any) -> Entry:
+    """Write one array; says under which name its type can be read back."""
+    array = np.asarray(value)
+    dtype = array.dtype.name
+    if dtype in _BITS:
+        array = array.view(_BITS[dtype])
+    elif array.dtype == object:
+        array = array.astype(str)
+    np.save(path, array, allow_pickle=False)
+    return {"file": str(path), "dtype": dtype}
+
+
+def is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name in _BITS
+
+
+def max_finite(array: np.ndarray) -> float:
+    flat, top = array.ravel(), 0.0
+    for start in range(0, flat.size, 1 << 20):
+        piece = np.abs(flat[start : start + (1 << 20)].astype(np.float64))
+        top = max(top, float(np.max(piece, initial=0.0, where=np.isfinite(piece))))
+    return top
+
+
+def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int) -> Any:
+    """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    source: str | bytes = str(model)
+    suffix = with_outputs(model, extra)
+    if tidy or suffix:
+        # From bytes, external data is looked for where the file lies.
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.resolve().parent))
+        source = (tidied(model) if tidy else model.read_bytes()) + suffix
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def with_outputs(model: Path, extra: Iterable[str]) -> bytes:
+    """Bytes that, behind those of the model, make `extra` outputs of its graph: protobuf merges what is concatenated."""
+    extra = list(extra)
+    if not extra:
+        return b""
+    import onnx
+
+    from onnxfuse.verify.skim import skeleton
+
+    have = {output.name for output in skeleton(model).graph.output}
+    suffix = onnx.ModelProto()
+    suffix.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra if name not in have)
+    return suffix.SerializeToString() if suffix.graph.output else b""
+
+
+def tidied(model: Path) -> bytes:
+    """The same model with unique node names: onnxruntime refuses repeated ones, which ONNX allows."""
+    import onnx
+
+    proto = onnx.load(str(model), load_external_data=False)
+    bodies: list[Any] = [proto.graph, *proto.functions]
+    count = 0
+    while bodies:
+        for node in bodies.pop().node:
+            count += 1
+            node.name = f"{node.op_type}_{count}"
+            for attribute in node.attribute:
+                bodies.extend([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs)
+    return bytes(proto.SerializeToString())
+
+
+def run_session(session: Any, feeds: dict[str, np.ndarray], tensors: list[str] | None) -> dict[str, Any]:
+    declared = session.get_outputs()
+    known = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+    feeds = {name: array for name, array in feeds.items() if name in known}
+    names = list(tensors) if tensors is not None else [output.name for output in declared]
+    types = {output.name: output.type for output in declared}
+    narrow = ("bfloat16", "float8")
+    if any(array.dtype.name in _BITS for array in feeds.values()) or any(words in types.get(n, "") for n in names for words in narrow):
+        return _run_narrow(session, feeds, names)
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def _run_narrow(session: Any, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, Any]:
+    """onnxruntime's numpy bridge has no bfloat16 and no float8: their bits go in and come out by OrtValue."""
+    import onnxruntime as ort
+
+    given = {}
+    for name, array in feeds.items():
+        if array.dtype.name in _BITS:
+            bits = np.ascontiguousarray(array).view(_BITS[array.dtype.name])
+            given[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[array.dtype.name])
+        else:
+            given[name] = ort.OrtValue.ortvalue_from_numpy(array)
+    return {name: _array(value) for name, value in zip(names, session.run_with_ort_values(names, given), strict=True)}
+
+
+def _array(value: Any) -> Any:
+    narrow = {number: name for name, number in _ONNX_TYPES.items()}
+    if not (value.is_tensor() and value.element_type() in narrow):
+        return value.numpy()
+    import ml_dtypes
+
+    name = narrow[value.element_type()]
+    bits = np.frombuffer(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()), dtype=_BITS[name])
+    return bits.view(getattr(ml_dtypes, name)).reshape(value.shape())
