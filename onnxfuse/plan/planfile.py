@@ -1,0 +1,32 @@
+"""Plan files. A report of `optimize` is a plan: change a site's `decision` in it and give it back with --plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from onnxfuse.errors import BadInput
+
+# (fusion, output tensor) -> whether to fuse, and the reason that the file gives
+Plan = dict[tuple[str, str], tuple[bool, str]]
+
+
+def read(path: Path) -> Plan:
+    """Raises BadInput where the file cannot be read or does not have the form of a plan."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"plan {path}: {(error.strerror or str(error)).lower()}; name a file that `optimize --report` wrote") from None
+    except ValueError as error:
+        raise BadInput(f"plan {path}: not JSON ({error}); name a file that `optimize --report` wrote") from None
+    sites = content.get("sites") if isinstance(content, dict) else None
+    if not isinstance(sites, list):
+        raise BadInput(f"plan {path}: has no list 'sites'; name a file that `optimize --report` wrote")
+    plan: Plan = {}
+    for number, site in enumerate(sites):
+        fields = [site.get(name) if isinstance(site, dict) else None for name in ("fusion", "output", "decision")]
+        fusion, output, decision = fields
+        if not isinstance(fusion, str) or not isinstance(output, str) or decision not in ("fused", "kept"):
+            raise BadInput(f"plan {path}: site {number} needs 'fusion', 'output' and a 'decision' that is \"fused\" or \"kept\"")
+        plan[fusion, output] = (decision == "fused", str(site.get("reason") or ""))
+    return plan

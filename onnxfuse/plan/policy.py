@@ -1,0 +1,91 @@
+"""Policies: who decides whether a legal site is fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxfuse.errors import BadInput
+from onnxfuse.fusions import NAMES, REGISTRY
+from onnxfuse.fusions.base import Fusion
+from onnxfuse.plan import verdicts as records
+from onnxfuse.plan.planfile import Plan
+from onnxfuse.plan.sites import Decision, Site
+from onnxfuse.plan.verdicts import Verdict
+
+POLICIES = ("none", "all", "proven")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which fusions may be used at all: `only` these and those they are built on, and none of `skip`."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option, names in (("--only", self.only), ("--skip", self.skip)):
+            unknown = [name for name in names if name not in NAMES]
+            if unknown:
+                raise BadInput(f"{option} {unknown[0]}: no such fusion; there are {', '.join(NAMES)}")
+
+    def excluded(self, fusion: Fusion) -> str | None:
+        """The reason why `fusion` is not looked for; None where it is."""
+        if fusion.name in self.skip:
+            return "left out by --skip"
+        if self.only and fusion.name not in self.only:
+            needed = {name for other in REGISTRY if other.name in self.only for name in other.needs}
+            if fusion.name not in needed:
+                return "left out by --only"
+        return None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that decides a site. gpu: the name of the target as TensorRT gives it ("NVIDIA H200"), where it is known."""
+
+    policy: str = "proven"
+    selection: Selection = field(default_factory=Selection)
+    plan: Mapping[tuple[str, str], tuple[bool, str]] = field(default_factory=dict)
+    verdicts: Sequence[Verdict] = ()
+    gpu: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise BadInput(f"--policy {self.policy}: no such policy; there are {', '.join(POLICIES)}")
+
+
+def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
+    """The first that has a say decides: --skip and --only, the plan file, then the policy."""
+    excluded = rules.selection.excluded(fusion)
+    if excluded:
+        return Decision(site, False, excluded)
+    if site.key in rules.plan:
+        fused, reason = rules.plan[site.key]
+        return Decision(site, fused, f"plan file: {reason}" if reason else "plan file")
+    if fusion.kind == "canonical":
+        return Decision(site, True, "canonical: one node for what was spelled out")
+    if rules.policy == "none":
+        return Decision(site, False, "policy none only cleans and canonises")
+    if rules.policy == "all":
+        return Decision(site, True, "policy all takes every legal site")
+    if fusion.free:
+        return Decision(site, True, "folding that costs nothing")
+    return _proven(site, rules)
+
+
+def _proven(site: Site, rules: Rules) -> Decision:
+    found = records.nearest(rules.verdicts, site.fusion, site.shape, rules.gpu)
+    if found is None:
+        return Decision(site, False, f"never measured at this width ({site.shape}): left to TensorRT's own fusion")
+    verdict, estimate = found
+    figures = f"{verdict.ratio.median:.3f} times as fast [{verdict.ratio.low:.3f}, {verdict.ratio.high:.3f}]"
+    where = f"in {verdict.model} on {verdict.gpu}, TensorRT {verdict.tensorrt}"
+    said = f"{verdict.outcome}: {figures} {where}"
+    return Decision(site, verdict.outcome == "won", f"estimate, {said}" if estimate else said)
+
+
+def unused(plan: Plan, decisions: Sequence[Decision]) -> list[tuple[str, str]]:
+    """Entries of a plan that name no site of this model."""
+    seen = {decision.site.key for decision in decisions}
+    return [key for key in plan if key not in seen]
