@@ -227,8 +227,10 @@ def _launcher(engine: Engine, stream: Any) -> Iterator[tuple[Callable[[], None],
         yield (lambda: engine.enqueue(handle)), reason
         return
 
+    launched_on = cuda.CUstream(handle)
+
     def replay() -> None:
-        (status,) = cuda.cuGraphLaunch(graph, cuda.CUstream(handle))
+        (status,) = cuda.cuGraphLaunch(graph, launched_on)
         _expect(cuda, status, f"{engine.name}: graph launch")
 
     try:

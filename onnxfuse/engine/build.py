@@ -264,7 +264,7 @@ def _read_cache(path: Path | None) -> bytes | None:
 def _plugin_ops() -> frozenset[str]:
     from onnxfuse import plugins
 
-    return plugins.PLUGIN_OPS
+    return frozenset(plugins.PLUGIN_OPS)
 
 
 def _library(sm: int) -> Library:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,7 @@ class Engine:
         self._stream = driver.Stream()
         self._device: dict[str, _Buffer] = {}
         self._host: dict[str, Array] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._allocator: Any = None
         self._sized_by_run: frozenset[str] = frozenset()
         self._bound = False
@@ -175,24 +177,26 @@ class Engine:
                 if not self._context.set_output_allocator(spec.name, self._allocator):
                     raise EngineFault(f"{self.name}: TensorRT refuses an allocator for output {spec.name}")
                 continue
-            array = np.empty(shape, np.dtype(spec.dtype))
-            self._host[spec.name] = array
+            self._shapes[spec.name] = shape
             if spec.on_host:
-                self._set_address(spec.name, array.ctypes.data)
+                self._host[spec.name] = np.empty(shape, np.dtype(spec.dtype))
+                self._set_address(spec.name, self._host[spec.name].ctypes.data)
             else:
-                self._set_address(spec.name, int(self._buffer(spec.name, array.nbytes).memory))
+                size = math.prod(shape) * np.dtype(spec.dtype).itemsize
+                self._set_address(spec.name, int(self._buffer(spec.name, size).memory))
         self._sized_by_run = frozenset(sized_by_run)
 
     def _fetch(self, spec: TensorSpec) -> Array:
         if spec.name in self._sized_by_run:
             if spec.name not in self._allocator.shapes:
                 raise EngineFault(f"{self.name}: TensorRT did not say the shape of output {spec.name}")
-            array = np.empty(self._allocator.shapes[spec.name], np.dtype(spec.dtype))
-            memory = self._allocator.memory.get(spec.name)
+            shape, memory = self._allocator.shapes[spec.name], self._allocator.memory.get(spec.name)
+        elif spec.on_host:
+            return self._host[spec.name].copy()
         else:
-            array = self._host[spec.name].copy()
-            memory = None if spec.on_host else self._device[spec.name].memory
-        if memory is not None and array.nbytes:
+            shape, memory = self._shapes[spec.name], self._device[spec.name].memory
+        array: Array = np.empty(shape, np.dtype(spec.dtype))
+        if array.nbytes:
             trt.activate().memcpy_dtoh(_bytes(array), memory)
         return array
 
@@ -291,4 +295,4 @@ def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
     library = plugins.build(sm)
     if library.sha256 != use.sha256:
         raise BadInput(f"{engine}: built with another version of the plugin library; build the engine again")
-    return library.path
+    return Path(library.path)

@@ -1,0 +1,94 @@
+"""`onnxfuse build-engine`: a TensorRT engine and its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from onnxfuse.engine.build import ProgressCallback, Step
+    from onnxfuse.engine.manifest import Manifest
+
+
+def build_engine(
+    model: Path = typer.Argument(..., metavar="MODEL", help="ONNX model, optimized or not."),
+    output: Optional[Path] = typer.Option(  # noqa: UP045  (typer reads this on Python 3.10)
+        None, "-o", "--output", metavar="ENGINE", help="Engine to write; MODEL with the suffix .engine if not given."
+    ),
+    gpu: str = typer.Option("auto", "--gpu", metavar="NAME", help="The GPU to build for: auto, a name (h200), or sm_NN."),
+    shapes: list[str] = typer.Option(
+        [], "--shapes", metavar="NAME:MIN..OPT..MAX", help="Shapes of a dynamic input, e.g. ids:1x16..8x128..32x512; repeat it."
+    ),
+    timing_cache: Optional[Path] = typer.Option(  # noqa: UP045
+        None, "--timing-cache", metavar="FILE", help="Read where it exists, written after: the next build is faster."
+    ),
+    embed_plugins: bool = typer.Option(True, "--embed-plugins/--no-embed-plugins", help="Put the plugin library into the engine."),
+    no_plugins: bool = typer.Option(False, "--no-plugins", help="Build what TensorRT makes alone: fused operators are taken apart again."),
+) -> None:
+    """Build a TensorRT engine for the GPU here, and ENGINE.json, which says what it was made of and what TensorRT made
+    of it.
+    """
+    from onnxfuse.engine.build import build
+
+    out = output if output is not None else model.with_suffix(".engine")
+    with _progress() as progress:
+        manifest = build(
+            model,
+            out,
+            gpu=gpu,
+            shapes=shapes,
+            timing_cache=timing_cache,
+            embed_plugins=embed_plugins,
+            use_plugins=not no_plugins,
+            progress=progress,
+        )
+    for line in summary(manifest, out):
+        typer.echo(line)
+
+
+def summary(manifest: Manifest, out: Path) -> list[str]:
+    """What was built, in a few lines."""
+    precisions = ", ".join(f"{count} {name}" for name, count in manifest.precisions.items())
+    lines = [
+        f"{out}: {manifest.engine_bytes / 1e6:.1f} MB, built in {manifest.build_seconds:.0f} s "
+        f"with TensorRT {manifest.tensorrt} on {manifest.gpu}",
+        f"layers: {len(manifest.layers)}" + (f" ({precisions})" if precisions else ""),
+    ]
+    if manifest.plugins is not None:
+        where = "embedded in the engine" if manifest.plugins.embedded else f"in {manifest.plugins.path}"
+        lines.append(f"plugins: {', '.join(manifest.plugins.ops)}, {where}")
+    return lines
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[ProgressCallback]:
+    """Shows the builder's phases on stderr while they last; silent where stderr is no terminal."""
+    import threading
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+        depth: dict[str, int] = {}
+        lock = threading.Lock()
+
+        def show(step: Step) -> None:
+            with lock:
+                if step.finished:
+                    depth.pop(step.phase, None)
+                    if step.phase in tasks:
+                        bar.remove_task(tasks.pop(step.phase))
+                    return
+                if step.phase not in tasks:
+                    depth[step.phase] = depth.get(step.parent or "", -1) + 1
+                    tasks[step.phase] = bar.add_task("  " * depth[step.phase] + step.phase, total=step.steps)
+                bar.update(tasks[step.phase], completed=step.done)
+
+        yield show
