@@ -15,11 +15,12 @@ from onnxfuse.verify.skim import skeleton
 if TYPE_CHECKING:
     import onnx
 
-# Where the limits come from. float32: rtol and atol with which rewriters are commonly tested, and scale-free limits that a float32
-# re-ordering stays a hundred times below. 16 bits: with unit roundoff u, a relative RMS error of 29 u leaves a cosine of
-# 1 - (29 u)^2 / 2; that is 0.9999 for float16 (u = 2^-11, a dozen transformer layers stay within) and 0.99 for bfloat16
-# (u = 2^-8, 36 u). The largest error is held to about twice that RMS. quantized: where activations are rounded to 8 bits, a difference in the
-# last bit can cross a rounding step, which is 1/255 of the range.
+# Where the limits come from.
+# float32: rtol and atol with which rewriters are commonly tested, and scale-free limits that re-ordered float32 stays far below.
+# 16 bits: with unit roundoff u, a relative RMS error of k u leaves a cosine of 1 - (k u)^2 / 2. 0.9999 is k = 29 for float16
+# (u = 2^-11), 0.99 is k = 36 for bfloat16 (u = 2^-8): room for the roundings of some tens of layers. The largest error is held to
+# about twice that RMS, measured in the largest value.
+# quantized: where activations are rounded to 8 bits, a difference in the last bit can cross a rounding step, 1/255 of the range.
 TOLERANCES = {
     "float32": Tolerance(rtol=1e-4, atol=1e-5, of_typical=1e-5, cosine=0.99999, normalised=1e-3, name="float32"),
     "float16": Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=3e-2, name="float16"),
@@ -146,7 +147,7 @@ def check_models(
     runtime: reference.Runtime | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Check:
-    """Run both models and compare every output of the original. Limits follow the lowest precision of the two; rtol and atol override its element rule.
+    """Run both models and compare every output of the original, within limits that follow the lowest precision of the two (or rtol, atol).
 
     Where onnxruntime has no kernels for one of them, both run in onnx.reference, and `reference` of the result says so; CannotRun where
     that fails too. BadInput: the models take different inputs. OnnxfuseError: a model fails, crashes, or takes too long.
@@ -179,7 +180,9 @@ def same_inputs(original: Path, rewritten: Path) -> None:
             raise BadInput(f"{lacks}: has no input {listed}, which {there} takes; compare models with the same inputs")
 
 
-def run_feeds(child: reference.Runtime, model: Path, feeds_list: Sequence[reference.Feeds], progress: Callable[[str], None] | None = None) -> tuple[list[reference.Outputs], str]:
+def run_feeds(
+    child: reference.Runtime, model: Path, feeds_list: Sequence[reference.Feeds], progress: Callable[[str], None] | None = None
+) -> tuple[list[reference.Outputs], str]:
     """Outputs of a model and the evaluator that gave them: onnxruntime, or onnx.reference where onnxruntime has no kernels for it."""
     try:
         return child.run(model, feeds_list, progress=_naming(progress, model, reference.ONNXRUNTIME)), reference.ONNXRUNTIME

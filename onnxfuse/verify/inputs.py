@@ -77,7 +77,11 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
         kind = (value.type.WhichOneof("value") or "untyped_value").removesuffix("_type").replace("_", " ")
         raise BadInput(f"input {value.name!r} is a {kind}, and only tensors can be fed; make it inside the model or export without it")
     tensor = value.type.tensor_type
-    dtype = np.dtype(np.str_) if tensor.elem_type == onnx.TensorProto.STRING else np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    dtype = (
+        np.dtype(np.str_)
+        if tensor.elem_type == onnx.TensorProto.STRING
+        else np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    )
     if not tensor.HasField("shape"):
         return InputSpec(value.name, dtype, None)
     dims = (d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in tensor.shape.dim)
@@ -119,7 +123,9 @@ def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Fee
     try:
         with np.load(file, allow_pickle=False) as data:
             if not isinstance(data, np.lib.npyio.NpzFile):
-                raise BadInput(f"{file}: holds one array without a name; write it with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)")
+                raise BadInput(
+                    f"{file}: holds one array without a name; write it with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)"
+                )
             for spec in wanted:
                 if spec.name in data.files:
                     feeds[spec.name] = _fitting(data[spec.name], spec, file)
@@ -144,7 +150,7 @@ def _fitting(array: np.ndarray, spec: InputSpec, file: Path) -> np.ndarray:
     elif array.dtype != spec.dtype:
         raise BadInput(f"{where} is {array.dtype.name} and the model takes {spec.dtype.name}; convert it with .astype({spec.dtype.name!r})")
     if spec.shape is not None:
-        fits = len(spec.shape) == array.ndim and all(not isinstance(d, int) or d == n for d, n in zip(spec.shape, array.shape))
+        fits = len(spec.shape) == array.ndim and all(not isinstance(d, int) or d == n for d, n in zip(spec.shape, array.shape, strict=True))
         if not fits:
             raise BadInput(f"{where} has shape {list(array.shape)} and the model takes {spec}; reshape, pad or cut it")
     return array
@@ -154,9 +160,9 @@ def _fitting(array: np.ndarray, spec: InputSpec, file: Path) -> np.ndarray:
 
 
 def generate(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> list[Feeds]:
-    """`count` feeds that suit the model, repeatable by `seed`. Feeds after the first have other values and, where dimensions are free, other sizes.
+    """`count` feeds that suit the model, repeatable by `seed`. The first has batch 1; further ones have other values and free sizes.
 
-    dims: sizes of symbolic dimensions by symbol, or NAME[AXIS] for a dimension without one; the others get defaults (batch 1, sequence 32, ...).
+    dims: sizes of symbolic dimensions by symbol, or NAME[AXIS] for a dimension without one; the others get defaults (sequence 32...).
     BadInput: a dimension that the model does not have, a size below 0, an input that is no tensor.
     """
     proto = skeleton(Path(model))
@@ -221,7 +227,9 @@ def _sequence_length(inputs: Sequence[InputSpec], shapes: Mapping[str, tuple[int
     return next((shapes[spec.name][1] for spec in inputs if len(shapes[spec.name]) >= 2), 1)
 
 
-def _values(spec: InputSpec, shape: tuple[int, ...], table: _Table | None, length: int, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
+def _values(
+    spec: InputSpec, shape: tuple[int, ...], table: _Table | None, length: int, rng: np.random.Generator, sizes: Mapping[str, int]
+) -> np.ndarray:
     kind = spec.dtype.kind
     if kind in "US":
         return np.full(shape, "text")
@@ -242,7 +250,9 @@ def _values(spec: InputSpec, shape: tuple[int, ...], table: _Table | None, lengt
     return rng.standard_normal(shape).astype(spec.dtype)
 
 
-def _integers(spec: InputSpec, shape: tuple[int, ...], table: _Table | None, length: int, rng: np.random.Generator, sizes: Mapping[str, int]) -> np.ndarray:
+def _integers(
+    spec: InputSpec, shape: tuple[int, ...], table: _Table | None, length: int, rng: np.random.Generator, sizes: Mapping[str, int]
+) -> np.ndarray:
     name = spec.name.lower()
     bound = table.bound(sizes) if table else None
     if "token_type" in name or "segment" in name:
@@ -269,7 +279,7 @@ def _pictures(shape: tuple[int, ...], channels: int, rng: np.random.Generator) -
     """
     count = shape[0]
     height, width = [n for axis, n in enumerate(shape) if axis not in (0, channels)]
-    y, x = np.mgrid[0:1:height * 1j, 0:1:width * 1j] if min(height, width) > 1 else np.zeros((2, height, width))
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j] if min(height, width) > 1 else np.zeros((2, height, width))
     image = np.empty((count, 3, height, width))
     for n in range(count):
         for colour in range(3):
@@ -302,7 +312,21 @@ def _strokes(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
 # ---------------------------------------------------------------------------------- what bounds an integer input
 
 # An index stays the same number, whatever these do to its type and shape.
-_SAME_NUMBERS = {"Cast", "CastLike", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Flatten", "Transpose", "Expand", "Slice", "Tile", "Concat", "Where"}
+_SAME_NUMBERS = {
+    "Cast",
+    "CastLike",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Identity",
+    "Flatten",
+    "Transpose",
+    "Expand",
+    "Slice",
+    "Tile",
+    "Concat",
+    "Where",
+}
 # A table keeps its shape through these, along the input that is first.
 _SAME_SHAPE = {"Cast", "CastLike", "Identity", "DequantizeLinear", "Mul", "Add", "Sub", "Div"}
 _RECURRENT = {"LSTM", "GRU", "RNN"}
@@ -360,7 +384,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 yield from _graphs(inner)
 
 
@@ -393,7 +417,9 @@ def _indexed(name: str, links: _Links) -> _Table:
                 shape = links.shape(node.input[0])
                 if shape and (steps := shape[next((a.i for a in node.attribute if a.name == "layout"), 0)]):
                     found.tables.append(steps)
-            elif node.op_type in _SAME_NUMBERS and not (node.op_type in ("Reshape", "Expand", "Slice", "Tile", "Unsqueeze", "Squeeze") and index):
+            elif node.op_type in _SAME_NUMBERS and not (
+                node.op_type in ("Reshape", "Expand", "Slice", "Tile", "Unsqueeze", "Squeeze") and index
+            ):
                 fresh = [output for output in node.output if output and output not in seen]
                 seen.update(fresh)
                 todo.extend(fresh)

@@ -182,7 +182,16 @@ def _measure_exact(got: np.ndarray, want: np.ndarray) -> Metrics:
     cosine = 0.0 if _is_text(want) else _cosine(got.astype(np.float64), want.astype(np.float64))
     biggest = 1.0 if _is_text(want) else float(np.max(np.abs(want.astype(np.float64)))) or 1.0
     largest = float(errors.max())
-    return Metrics(False, reason, max_abs=largest, max_rel=largest / biggest, cosine=cosine, normalised=largest / biggest, used=float("inf"), outside=count)
+    return Metrics(
+        False,
+        reason,
+        max_abs=largest,
+        max_rel=largest / biggest,
+        cosine=cosine,
+        normalised=largest / biggest,
+        used=float("inf"),
+        outside=count,
+    )
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -282,7 +291,9 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
     if outside:
         at = _index(worst_at, want.shape)
         rule = f"|a-b| <= {atol:.3g} + {rtol:g}*|b|"
-        reasons.append(f"{outside} of {want.size} values outside {rule}, worst at {list(at)}: {_show(got[at])} instead of {_show(want[at])}")
+        reasons.append(
+            f"{outside} of {want.size} values outside {rule}, worst at {list(at)}: {_show(got[at])} instead of {_show(want[at])}"
+        )
     # An all-zero reference has no scale: atol alone judges it.
     if sums.top_want or not by_element:
         share, why = _scale_free(cosine, normalised, int(want.size), tolerance)
@@ -315,7 +326,9 @@ def _places(sums: _Sums, got: np.ndarray, want: np.ndarray) -> list[str]:
     for what, count, first in (("NaN", sums.nan_differ, sums.first_nan), ("infinity", sums.inf_differ, sums.first_inf)):
         if count:
             at = _index(first, want.shape)
-            reasons.append(f"{what} on one side only at {_count(count)}, first at {list(at)}: {_show(got[at])} instead of {_show(want[at])}")
+            reasons.append(
+                f"{what} on one side only at {_count(count)}, first at {list(at)}: {_show(got[at])} instead of {_show(want[at])}"
+            )
     return reasons
 
 

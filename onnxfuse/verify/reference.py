@@ -39,7 +39,7 @@ _START = "import sys; sys.path[:] = sys.argv[2:]; from onnxfuse.verify.worker im
 
 
 class CannotRun(OnnxfuseError):
-    """The evaluator has no kernel for this model (bfloat16 Add, double Conv...), or the model is too new for it: no fault of the model."""
+    """No kernel for this model (bfloat16 Add, double Conv...), or it is too new for the evaluator: no fault of the model."""
 
 
 class Runtime:
@@ -78,7 +78,7 @@ class Runtime:
     ) -> list[Outputs]:
         """Outputs of `model` for each feed; with `tensors`, those tensors instead, which may be inner ones of the main graph.
 
-        CannotRun: no kernel for it here. OnnxfuseError: it failed, crashed or took longer than the timeout. BadInput: no such tensor or file.
+        CannotRun: no kernel for it. OnnxfuseError: it failed, crashed or took too long. BadInput: no such tensor or file.
         """
         model = Path(model)
         if tensors is not None:
@@ -93,7 +93,9 @@ class Runtime:
             progress(len(feeds_list), len(feeds_list))
         return results
 
-    def ranges(self, model: Path, feeds_list: Sequence[Feeds], tensors: Sequence[str] | None = None, progress: Progress | None = None) -> dict[str, float]:
+    def ranges(
+        self, model: Path, feeds_list: Sequence[Feeds], tensors: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> dict[str, float]:
         """Largest finite magnitude of each floating tensor over the feeds; by default of every input and node output of the main graph.
 
         Tensors inside subgraphs and functions are not seen. About 512 MiB of tensors are held at once, in the child.
@@ -114,15 +116,22 @@ class Runtime:
 
     # One request: files for the feeds, the question, the answer's files read and everything removed again.
 
-    def _with_files(self, model: Path, feeds_list: Sequence[Feeds], ask: Callable[[list[dict[str, Any]]], Any], read: Callable[[Any], Any]) -> Any:
+    def _with_files(
+        self, model: Path, feeds_list: Sequence[Feeds], ask: Callable[[list[dict[str, Any]]], Any], read: Callable[[Any], Any]
+    ) -> Any:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="onnxfuse-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         try:
-            files = [{n: worker.write_array(folder / f"in{i}_{k}.npy", a) for k, (n, a) in enumerate(f.items())} for i, f in enumerate(feeds_list)]
+            files = [
+                {n: worker.write_array(folder / f"in{i}_{k}.npy", a) for k, (n, a) in enumerate(f.items())}
+                for i, f in enumerate(feeds_list)
+            ]
             return read(ask(files))
         except OSError as error:
-            raise OnnxfuseError(f"{folder}: cannot hold the tensors of {model.name} ({error.strerror or error}); free some space or set TMPDIR") from error
+            raise OnnxfuseError(
+                f"{folder}: cannot hold the tensors of {model.name} ({error.strerror or error}); free some space or set TMPDIR"
+            ) from error
         finally:
             for left in folder.glob("*.npy"):
                 left.unlink(missing_ok=True)
@@ -160,7 +169,9 @@ class Runtime:
                 line = self._answers.get(timeout=self.timeout)
             except queue.Empty:
                 self._stop(patience=0.0)
-                raise OnnxfuseError(f"{model}: {evaluator} gave no answer within {self.timeout:g} s; use a smaller input (--dims) or a faster machine") from None
+                raise OnnxfuseError(
+                    f"{model}: {evaluator} gave no answer within {self.timeout:g} s; use a smaller input (--dims) or a faster machine"
+                ) from None
             if line is None:
                 raise OnnxfuseError(f"{model}: {evaluator} {self._stop()}; run it alone to see more, or try a smaller input (--dims)")
             answer = json.loads(line)
@@ -219,7 +230,9 @@ def run(model_path: Path, feeds_list: Sequence[Feeds], tensors: Sequence[str] | 
         return runtime.run(model_path, feeds_list, tensors)
 
 
-def ranges(model_path: Path, feeds_list: Sequence[Feeds], tensors: Sequence[str] | None = None, progress: Progress | None = None) -> dict[str, float]:
+def ranges(
+    model_path: Path, feeds_list: Sequence[Feeds], tensors: Sequence[str] | None = None, progress: Progress | None = None
+) -> dict[str, float]:
     """`Runtime.ranges` in a child of its own."""
     with Runtime() as runtime:
         return runtime.ranges(model_path, feeds_list, tensors, progress)

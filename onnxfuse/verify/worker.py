@@ -18,10 +18,22 @@ from typing import Any
 import numpy as np
 
 # numpy has no name for these, so .npy files hold their bits. Names are those of ml_dtypes.
-_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e4m3fnuz": np.uint8, "float8_e5m2": np.uint8, "float8_e5m2fnuz": np.uint8}
+_BITS = {
+    "bfloat16": np.uint16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e4m3fnuz": np.uint8,
+    "float8_e5m2": np.uint8,
+    "float8_e5m2fnuz": np.uint8,
+}
 _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
 # What onnxruntime says of a model that it has no kernel for, or is too new for it: no fault of the model.
-_CANNOT = ("NOT_IMPLEMENTED", "is not a registered function/op", "No Op registered for", "Unsupported model IR version", "under development")
+_CANNOT = (
+    "NOT_IMPLEMENTED",
+    "is not a registered function/op",
+    "No Op registered for",
+    "Unsupported model IR version",
+    "under development",
+)
 
 Entry = dict[str, Any]
 
@@ -71,7 +83,9 @@ class Runner:
         self._key: Any = None
         self._session: Any = None
 
-    def run(self, model: str, feeds: dict[str, Entry], tensors: list[str] | None, evaluator: str, tidy: bool, threads: int) -> dict[str, Entry]:
+    def run(
+        self, model: str, feeds: dict[str, Entry], tensors: list[str] | None, evaluator: str, tidy: bool, threads: int
+    ) -> dict[str, Entry]:
         """Outputs by name; those of `tensors` only, where given (inner tensors too)."""
         arrays = {name: self._read(entry) for name, entry in feeds.items()}
         if evaluator == "onnx.reference":
@@ -80,8 +94,10 @@ class Runner:
             outputs = run_session(self._open(model, tuple(tensors or ()), tidy, threads), arrays, tensors)
         return {name: self._write(value) for name, value in outputs.items()}
 
-    def ranges(self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int) -> dict[str, float]:
-        """Largest finite magnitude of every floating tensor of `tensors`, a group of them at a time: no more than about `budget` bytes are held."""
+    def ranges(
+        self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int
+    ) -> dict[str, float]:
+        """Largest finite magnitude of each floating tensor, in groups of about `budget` bytes."""
         found: dict[str, float] = {}
         largest, at = 0, 0
         while at < len(tensors):
