@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, ValueInfoProto
 from onnx_graphsurgeon.ir.tensor import SparseValues
 
 from onnxfuse.errors import BadInput
@@ -42,7 +42,6 @@ class Import:
 
     folder: Path | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)  # values of main-graph constants kept out of the proto
-    variables: frozenset[str] = frozenset()  # main-graph initializers that a caller may override: not constants
     names: set[str] = field(default_factory=set)  # every name seen
 
     def graph(self, proto: GraphProto, outer: Scope, opsets: list[onnx.OperatorSetIdProto], opset: int) -> gs.Graph:
@@ -65,11 +64,19 @@ class Import:
             types.setdefault(value.name, value)
         nodes = [self._node(node, scope, types, renamed, opsets, opset) for node in proto.node]
         outputs = [self._find(value.name, scope) for value in proto.output]
-        for tensor, value in zip(outputs, proto.output):
+        for tensor, value in zip(outputs, proto.output, strict=True):
             if isinstance(tensor, gs.Variable) and tensor.dtype is None and tensor.type == "tensor_type":
                 set_type(tensor, value)
         self.names.update(local)
-        graph = gs.Graph(nodes=nodes, inputs=inputs, outputs=outputs, name=proto.name, doc_string=proto.doc_string, opset=opset, import_domains=opsets)
+        graph = gs.Graph(
+            nodes=nodes,
+            inputs=inputs,
+            outputs=outputs,
+            name=proto.name,
+            doc_string=proto.doc_string,
+            opset=opset,
+            import_domains=opsets,
+        )
         for tensor in local.values():
             if isinstance(tensor, gs.Constant):
                 tensor.home = graph
@@ -78,15 +85,9 @@ class Import:
     def _constants(self, proto: GraphProto, local: dict[str, gs.Tensor], outer: Scope) -> dict[str, str]:
         renamed: dict[str, str] = {}
         for tensor in proto.initializer:
-            if outer or tensor.name not in self.variables:
-                name = self._fresh(tensor.name, outer, renamed)
-                if not outer and name in self.constants:
-                    values = self.constants[name]
-                elif name != tensor.name:
-                    values = weights.Weight(TensorProto.FromString(tensor.SerializeToString()), self.folder)
-                else:
-                    values = weights.Weight(tensor, self.folder)
-                local[tensor.name] = gs.Constant(name, values)
+            name = self._fresh(tensor.name, outer, renamed)
+            known = None if outer else self.constants.get(name)
+            local[tensor.name] = gs.Constant(name, weights.Weight(tensor, self.folder) if known is None else known)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             local[name] = gs.Constant(name, dense(sparse))
@@ -136,13 +137,17 @@ class Import:
     def _attribute(self, a: AttributeProto, node: NodeProto, scope: Scope, opsets: list[onnx.OperatorSetIdProto], opset: int) -> Any:
         read = _READ.get(a.type)
         if a.ref_attr_name:
-            raise BadInput(f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} refers to a function's, outside of one; export again")
+            raise BadInput(
+                f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} refers to a function's, outside of one; export again"
+            )
         if a.type == AttributeProto.GRAPH:
             return self.graph(a.g, scope, opsets, opset)
         if a.type == AttributeProto.TENSOR:
             return gs.Constant(a.t.name, weights.Weight(a.t, self.folder))
         if a.type == AttributeProto.GRAPHS:
-            raise BadInput(f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} is a list of graphs, which no standard operator has")
+            raise BadInput(
+                f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} is a list of graphs, which no standard operator has"
+            )
         if read is None:
             return AttributeProto.FromString(a.SerializeToString())  # sparse tensors, types, lists of tensors: kept as they are
         try:
@@ -216,6 +221,7 @@ class Export:
     """Writes graphs. Each constant goes to one graph: where it was, or the innermost graph that covers all its readers."""
 
     main: gs.Graph
+    inline: bool = False  # external data of subgraphs and attributes is brought into the proto
 
     def __post_init__(self) -> None:
         self._parent: dict[int, gs.Graph | None] = {id(self.main): None}
@@ -287,7 +293,7 @@ class Export:
                 if isinstance(tensor._values, SparseValues):
                     proto.sparse_initializer.add().CopyFrom(tensor._values.tensor)
                 else:
-                    proto.initializer.add().CopyFrom(weights.proto(tensor._values, tensor.name))
+                    proto.initializer.add().CopyFrom(weights.proto(tensor._values, tensor.name, self.inline))
         return proto
 
     def _node(self, proto: NodeProto, node: gs.Node) -> None:
@@ -312,7 +318,7 @@ class Export:
             proto.g.CopyFrom(self.graph(value))
         elif isinstance(value, gs.Tensor):
             proto.type = AttributeProto.TENSOR
-            proto.t.CopyFrom(weights.proto(value._values, value.name))
+            proto.t.CopyFrom(weights.proto(value._values, value.name, self.inline))
         elif isinstance(value, AttributeProto):
             proto.CopyFrom(value)
         elif isinstance(value, Empty):

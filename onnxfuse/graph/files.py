@@ -30,8 +30,6 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
         os.chmod(temporary, _mode(target))
         os.replace(temporary, target)
     except OSError as error:

@@ -22,7 +22,9 @@ def add(model: Model, function: FunctionProto) -> None:
     key = (function.domain, function.name)
     known = model.functions.get(key)
     if known is not None and known != function:
-        raise BadInput(f"function {shown(function.domain)}::{shown(function.name)}: the model already has one with another body; run `onnxfuse optimize --undo` first")
+        raise BadInput(
+            f"function {shown(function.domain)}::{shown(function.name)}: the model already has one with another body; run `onnxfuse optimize --undo` first"
+        )
     model.functions[key] = function
     if all(entry.domain != function.domain for entry in model.header.opset_import):
         model.header.opset_import.add(domain=function.domain, version=1)
@@ -58,7 +60,9 @@ def undo(model: Model) -> int:
     for graph in model.graphs():
         for node in graph.nodes:
             if node.domain == DOMAIN and (DOMAIN, node.op) not in model.functions:
-                raise BadInput(f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body in this file; undo needs the file that optimize wrote")
+                raise BadInput(
+                    f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body in this file; undo needs the file that optimize wrote"
+                )
     if count:
         bare, constants = skeleton.of_model(model)
         plain = skeleton.infer(_inlined(bare, [key for key in model.functions if key[0] == DOMAIN]))
@@ -87,12 +91,16 @@ def _inlined(model: ModelProto, keys: list[tuple[str, str]]) -> ModelProto:
             plain = onnx.inliner.inline_local_functions(model, convert_version=True)
         else:
             plain = onnx.inliner.inline_selected_functions(model, keys)
-    except Exception as error:  # noqa: BLE001  the inliner throws plain RuntimeErrors
-        raise BadInput(f"functions cannot be inlined: {shown(str(error).splitlines()[0] if str(error) else 'unknown reason')}; export the model without functions") from None
+    except Exception as error:
+        raise BadInput(
+            f"functions cannot be inlined: {shown(str(error).splitlines()[0] if str(error) else 'unknown reason')}; export the model without functions"
+        ) from None
     left = {(node.domain, node.op_type) for node in _nodes(plain.graph.node)} & wanted
     if left:
         domain, name = sorted(left)[0]
-        raise BadInput(f"function {shown(domain)}::{shown(name)}: written for another opset and cannot be converted; export the model without functions")
+        raise BadInput(
+            f"function {shown(domain)}::{shown(name)}: written for another opset and cannot be converted; export the model without functions"
+        )
     kept = [f for f in plain.functions if (f.domain, f.name) not in wanted]
     del plain.functions[:]
     plain.functions.extend(kept)
@@ -129,5 +137,3 @@ def _check_bounded(model: ModelProto) -> None:
     total = sum(size.get((n.domain, n.op_type, n.overload), 1) for n in _nodes(model.graph.node))
     if total > _MOST_NODES:
         raise BadInput(f"its functions expand to {shown(total)} nodes, more than {_MOST_NODES:,}; export the model without functions")
-
-

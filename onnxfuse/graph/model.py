@@ -10,6 +10,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from onnxfuse.graph.weights import Weight
+
 # graph-surgeon prints its warnings to stdout; what matters of them is checked here and raised as BadInput.
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
@@ -22,7 +24,7 @@ class Model:
 
     graph: nodes and tensors. Subgraphs are gs.Graph objects in node.attrs; tensors they capture are the same objects.
         A graph input that has a default value (an overridable initializer, IR version 4 and newer) is a gs.Variable in
-        graph.inputs; its default value is in header.graph.initializer.
+        graph.inputs; its default value is in `defaults`.
     header: the file without nodes, functions, value infos and (other) initializers. header.graph.input and
         header.graph.output are as declared, and are written back so.
     functions: function bodies by (domain, op type).
@@ -33,6 +35,7 @@ class Model:
     header: onnx.ModelProto
     functions: dict[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     path: Path | None = None
+    defaults: dict[str, Weight] = field(default_factory=dict)  # of overridable graph inputs, by name
     external: bool = False  # the source kept weights in files of their own
     names: set[str] = field(default_factory=set, repr=False)  # every name ever used, filled on first need
     _counts: dict[str, int] = field(default_factory=dict, repr=False)

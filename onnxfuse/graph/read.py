@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -17,65 +18,73 @@ from onnxfuse.graph.convert import Import, node_graphs
 from onnxfuse.graph.functions import inline_foreign
 from onnxfuse.graph.model import Model, opset
 from onnxfuse.graph.names import shown
-from onnxfuse.graph.skeleton import infer, put_constants
+from onnxfuse.graph.skeleton import SMALL, infer, put_constants
+from onnxfuse.graph.wire import Damaged, Span, map_file, split
 
 _STANDARD = ("", "ai.onnx")
 
 
 def load(path: str | os.PathLike[str]) -> Model:
-    """Reads, checks and types a model. Weights stay in the parsed file or on disk until they are read.
+    """Reads, checks and types a model. Weights stay on disk until they are read.
 
     Raises BadInput for anything that is no sound model: what is wrong, and what to do, in one line.
     """
     source = Path(path)
-    return from_proto(_parse(source), source)
+    proto, data = _parse(source)
+    return _guarded(proto, data, source)
 
 
 def from_proto(proto: ModelProto, path: Path | None = None) -> Model:
     """Like load, of a ModelProto in memory, which is taken apart. `path` says where external data lies."""
+    return _guarded(proto, {}, path)
+
+
+def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model:
     what = shown(path) if path is not None else "model"
     try:
-        return _build(proto, path)
+        return _build(proto, data, path)
     except BadInput as error:
         raise BadInput(f"{what}: {error}") from None
     except RecursionError:
         raise BadInput(f"{what}: subgraphs nested too deeply; export the model again") from None
 
 
-def _parse(source: Path) -> ModelProto:
+def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
     try:
         if source.is_dir():
             raise BadInput(f"{shown(source)}: is a folder; name the .onnx file in it")
         if source.exists() and not source.is_file():
             raise BadInput(f"{shown(source)}: is not an ordinary file; name an .onnx file")
-        data = source.read_bytes()
+        buffer = map_file(source)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise BadInput(f"cannot read {shown(source)}: {reason}; name an existing .onnx file") from None
-    if not data:
+    if not buffer:
         raise BadInput(f"{shown(source)}: the file is empty; fetch or export it again")
     proto = ModelProto()
     try:
-        proto.ParseFromString(data)
-    except (DecodeError, UnicodeDecodeError):
+        rest, data = split(buffer)
+        proto.ParseFromString(rest)
+    except (Damaged, DecodeError, UnicodeDecodeError):
         raise BadInput(f"{shown(source)}: not an ONNX model, or cut short; fetch or export it again") from None
     if not proto.HasField("graph") or not proto.ir_version:
         raise BadInput(f"{shown(source)}: not an ONNX model (no graph, or no IR version); name an .onnx file")
-    return proto
+    return proto, data
 
 
-def _build(proto: ModelProto, path: Path | None) -> Model:
+def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model:
     folder = path.parent if path is not None else None
     _check_versions(proto)
-    external = _check_tensors(proto, folder)
-    initializers = list(proto.graph.initializer)
-    inputs = {value.name for value in proto.graph.input}
-    overridable = {t.name for t in initializers if t.name in inputs} if proto.ir_version >= 4 else set()
-    header = _header(proto, [t for t in initializers if t.name in overridable])
-    constants = {t.name: weights.Weight(t, folder) for t in initializers if t.name not in overridable}
-    if len(constants) + len(overridable) < len(initializers):
+    external = _check_tensors(proto, folder, data)
+    header = _header(proto)
+    values = [weights.Weight(tensor, folder, data.get(i)) for i, tensor in enumerate(proto.graph.initializer)]
+    constants = {value.tensor.name: value for value in values}
+    if len(constants) < len(values):
         raise BadInput("two initializers have the same name; export the model again")
+    inputs = {value.name for value in proto.graph.input} if proto.ir_version >= 4 else set()
+    defaults = {name: constants.pop(name) for name in list(constants) if name in inputs}
     del proto.graph.initializer[:]
+    constants.update(_lift(proto.graph, folder, constants))
     put_constants(proto.graph, constants)
     _arrange(proto.graph)
     for function in proto.functions:
@@ -84,14 +93,34 @@ def _build(proto: ModelProto, path: Path | None) -> Model:
     if plain is not proto:
         _arrange(plain.graph)
     _check_operators(plain)
-    _check(plain)
+    check_valid(plain)
     typed = infer(plain)
-    context = Import(folder, constants)
-    graph = context.graph(typed.graph, [], list(header.opset_import), opset(header))
-    return Model(graph, header, {(f.domain, f.name): f for f in typed.functions}, path, external)
+    graph = Import(folder, constants).graph(typed.graph, [], list(header.opset_import), opset(header))
+    return Model(graph, header, {(f.domain, f.name): f for f in typed.functions}, path, defaults, external)
 
 
-def _header(proto: ModelProto, defaults: list[TensorProto]) -> ModelProto:
+def _lift(graph: GraphProto, folder: Path | None, known: Mapping[str, object]) -> dict[str, weights.Weight]:
+    """Takes large Constant nodes out of a graph: their values by name."""
+    outputs = {value.name for value in graph.output}
+    lifted: dict[str, weights.Weight] = {}
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in _STANDARD and len(node.output) == 1 and len(node.attribute) == 1:
+            tensor, name = node.attribute[0].t, node.output[0]
+            plain = node.attribute[0].name == "value" and name and name not in outputs and name not in known and name not in lifted
+            if plain and tensor.data_type in weights.NUMPY and weights.byte_size(list(tensor.dims), tensor.data_type) > SMALL:
+                tensor.name = name
+                lifted[name] = weights.Weight(tensor, folder)
+                continue
+        kept.append(node)
+    if lifted:
+        rest = GraphProto(node=kept)
+        del graph.node[:]
+        graph.node.MergeFrom(rest.node)
+    return lifted
+
+
+def _header(proto: ModelProto) -> ModelProto:
     header = ModelProto()
     for field, value in proto.ListFields():
         if field.name not in ("graph", "functions"):
@@ -99,7 +128,6 @@ def _header(proto: ModelProto, defaults: list[TensorProto]) -> ModelProto:
     for field, value in proto.graph.ListFields():
         if field.name not in ("node", "initializer", "sparse_initializer", "value_info"):
             _set(header.graph, field.name, value)
-    header.graph.initializer.extend(defaults)
     return header
 
 
@@ -127,19 +155,17 @@ def _check_versions(proto: ModelProto) -> None:
         raise BadInput(f"impossible opset {version}; the file is damaged")
 
 
-def _check_tensors(proto: ModelProto, folder: Path | None) -> bool:
+def _check_tensors(proto: ModelProto, folder: Path | None, data: Mapping[int, Span]) -> bool:
     """Checks every tensor of the file; True if any keeps its data in another file."""
     external = False
-    for tensor in _tensors(proto):
+    for i, tensor in enumerate(proto.graph.initializer):
+        weights.check(tensor, folder, f"initializer {shown(tensor.name)}", data.get(i))
+        external |= tensor.data_location == TensorProto.EXTERNAL
+    nodes = (proto.graph.node, *(function.node for function in proto.functions))
+    for tensor in itertools.chain.from_iterable(map(_node_tensors, nodes)):
         weights.check(tensor, folder, f"tensor {shown(tensor.name)}" if tensor.name else "tensor of an attribute")
         external |= tensor.data_location == TensorProto.EXTERNAL
     return external
-
-
-def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    yield from _graph_tensors(proto.graph)
-    for function in proto.functions:
-        yield from _node_tensors(function.node)
 
 
 def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
@@ -171,7 +197,9 @@ def _check_operators(proto: ModelProto) -> None:
             if not known[op] and (domain, op) not in functions:
                 raise BadInput(f"node {shown(node.name or op)}: no operator {shown(op)} in ONNX opset {version}; {_remedy(op)}")
         elif domain not in imported:
-            raise BadInput(f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which the model does not import; export the model again")
+            raise BadInput(
+                f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which the model does not import; export the model again"
+            )
 
 
 def _remedy(op: str) -> str:
@@ -187,10 +215,11 @@ def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
             yield from _all_nodes(body)
 
 
-def _check(proto: ModelProto) -> None:
+def check_valid(proto: ModelProto) -> None:
+    """Raises BadInput unless onnx's checker accepts a skeleton."""
     try:
         onnx.checker.check_model(proto)
-    except Exception as error:  # noqa: BLE001  the checker throws plain RuntimeErrors beside its ValidationError
+    except Exception as error:
         if "is deprecated in domain_version" not in str(error):  # runtimes still run those (GroupNormalization of opset 18)
             raise BadInput(f"not valid ONNX: {first_line(error)}; export the model again") from None
 
@@ -267,5 +296,7 @@ def _sorted(nodes: list[NodeProto], reads: list[list[str]], producer: dict[str, 
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = next(i for i, count in enumerate(waiting) if count)
-        raise BadInput(f"node {shown(nodes[stuck].name or nodes[stuck].op_type)}: needs its own result (a cycle in the {what}); export the model again")
+        raise BadInput(
+            f"node {shown(nodes[stuck].name or nodes[stuck].op_type)}: needs its own result (a cycle in the {what}); export the model again"
+        )
     return order

@@ -26,7 +26,7 @@ def put_constants(graph: GraphProto, constants: Mapping[str, Any]) -> None:
     declared = {value.name for value in graph.input}
     for name, values in constants.items():
         if isinstance(values, weights.Weight):
-            small = values.nbytes <= SMALL and not values.is_external and values.tensor.ByteSize() <= 4 * SMALL
+            small = values.nbytes <= SMALL and values.span() is None and values.tensor.ByteSize() <= 4 * SMALL
         else:
             small = isinstance(values, np.ndarray) and values.nbytes <= SMALL
         if small:
@@ -70,7 +70,7 @@ def infer(skeleton: ModelProto) -> ModelProto:
             value.type.tensor_type.ClearField("shape")
     try:
         typed = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except Exception:  # noqa: BLE001  inference of a sound model can still fail (a custom operator's types); it only adds knowledge
+    except Exception:
         typed = bare
     found = {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
     if not any(_contradicts(value.type, found[name].type) for name, value in said.items() if name in found):
@@ -92,7 +92,7 @@ def _contradicts(said: TypeProto, found: TypeProto) -> bool:
         return False
     if len(a.shape.dim) != len(b.shape.dim):
         return True
-    return any(x.HasField("dim_value") and x.dim_value != y.dim_value and _known(y) for x, y in zip(a.shape.dim, b.shape.dim))
+    return any(x.HasField("dim_value") and x.dim_value != y.dim_value and _known(y) for x, y in zip(a.shape.dim, b.shape.dim, strict=True))
 
 
 def _known(dim: TensorShapeProto.Dimension) -> bool:
@@ -108,7 +108,7 @@ def _complete(found: TypeProto, said: TypeProto) -> None:
     if not a.HasField("shape"):
         a.shape.CopyFrom(b.shape)
         return
-    for x, y in zip(a.shape.dim, b.shape.dim):
+    for x, y in zip(a.shape.dim, b.shape.dim, strict=True):
         if not _known(x) and _known(y) and not x.dim_param:
             x.CopyFrom(y)
 
@@ -122,10 +122,10 @@ def retype(model: Model) -> None:
 
 def _apply(graph: gs.Graph, proto: GraphProto) -> None:
     types = {value.name: value for value in (*proto.value_info, *proto.output)}
-    for node, node_proto in zip(graph.nodes, proto.node):
+    for node, node_proto in zip(graph.nodes, proto.node, strict=True):
         for tensor in node.outputs:
             if tensor.name in types and isinstance(tensor, gs.Variable):
                 set_type(tensor, types[tensor.name])
         bodies = [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
-        for body, body_proto in zip(bodies, node_graphs(node_proto)):
+        for body, body_proto in zip(bodies, node_graphs(node_proto), strict=True):
             _apply(body, body_proto)

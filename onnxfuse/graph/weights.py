@@ -6,17 +6,17 @@ import math
 import os
 import stat
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import Span, map_file
 
 _KEEP = 4096  # decoded values up to this many bytes are kept; larger ones are decoded again when no one holds them
 _MOST_BYTES = 1 << 46  # no real tensor has 64 TiB; a size beyond it is damage
@@ -53,11 +53,12 @@ def byte_size(dims: list[int], data_type: int) -> int:
 
 
 class Weight(LazyValues):  # type: ignore[misc]
-    """Values of a TensorProto. `folder` is where external data lies."""
+    """Values of a TensorProto. The bytes are in the proto, in `raw` (the model file, mapped), or in a data file in `folder`."""
 
-    def __init__(self, tensor: TensorProto, folder: Path | None = None) -> None:
+    def __init__(self, tensor: TensorProto, folder: Path | None = None, raw: Span | None = None) -> None:
         self.tensor = tensor
         self.folder = folder
+        self.raw = raw
         self.shape = list(tensor.dims)
         self.dtype = NUMPY[tensor.data_type]
         self.nbytes = 0 if tensor.data_type == TensorProto.STRING else byte_size(self.shape, tensor.data_type)
@@ -68,8 +69,15 @@ class Weight(LazyValues):  # type: ignore[misc]
     def is_external(self) -> bool:
         return bool(self.tensor.data_location == TensorProto.EXTERNAL)
 
+    def span(self) -> Span | None:
+        """Where the raw bytes lie outside of the proto: in the mapped model file, or in a data file, mapped now."""
+        if self.raw is None and self.is_external:
+            place = location(self.tensor)
+            return Span(map_file((self.folder or Path()) / place.file), place.offset, self.nbytes)
+        return self.raw
+
     def array(self) -> np.ndarray[Any, Any]:
-        """The values, read only. External data is mapped, not read."""
+        """The values, read only. What lies in a file is mapped, not read."""
         if self._kept is not None:
             return self._kept
         found = self._seen() if self._seen is not None else None
@@ -87,16 +95,16 @@ class Weight(LazyValues):  # type: ignore[misc]
         return np.array(self.array())
 
     def _decode(self) -> np.ndarray[Any, Any]:
-        if not self.is_external:
+        span = self.span()
+        if span is None:
             return numpy_helper.to_array(self.tensor)
-        place = location(self.tensor)
-        file = (self.folder or Path()) / place.file
-        if not self.nbytes:
+        if self.tensor.data_type in _BITS:
+            whole = TensorProto(dims=self.shape, data_type=self.tensor.data_type, raw_data=bytes(span.view()))
+            return numpy_helper.to_array(whole)
+        count = math.prod(self.shape)
+        if not count:
             return np.empty(self.shape, self.dtype)
-        if self.tensor.data_type in _BITS or self.dtype == object:
-            return numpy_helper.to_array(self.tensor, base_dir=str(self.folder or ""))
-        raw: np.ndarray[Any, Any] = np.memmap(file, np.uint8, mode="r", offset=place.offset, shape=(self.nbytes,))
-        return raw.view(np.ndarray).view(self.dtype).reshape(self.shape)
+        return np.frombuffer(span.buffer, self.dtype, count, span.start).reshape(self.shape)
 
 
 class Place:
@@ -115,7 +123,7 @@ def location(tensor: TensorProto) -> Place:
     return Place(entries.get("location", ""), int(entries.get("offset") or 0), int(length) if length else None)
 
 
-def check(tensor: TensorProto, folder: Path | None, what: str) -> None:
+def check(tensor: TensorProto, folder: Path | None, what: str, raw: Span | None = None) -> None:
     """Raises BadInput unless type, dims and data of `tensor` fit together and its data is inside `folder`."""
     if tensor.data_type not in NUMPY:
         raise BadInput(f"{what}: unknown element type {tensor.data_type}; the file is damaged or of a newer ONNX")
@@ -127,11 +135,12 @@ def check(tensor: TensorProto, folder: Path | None, what: str) -> None:
     size = byte_size(dims, tensor.data_type)
     if tensor.data_location == TensorProto.EXTERNAL:
         _check_external(tensor, folder, what, size)
-    elif tensor.HasField("raw_data"):
+    elif raw is not None or tensor.HasField("raw_data"):
+        have = raw.length if raw is not None else len(tensor.raw_data)
         if tensor.data_type == TensorProto.STRING:
             raise BadInput(f"{what}: strings stored as raw data; the file is damaged")
-        if len(tensor.raw_data) != size:
-            raise BadInput(f"{what}: holds {len(tensor.raw_data)} bytes where its shape {shown(dims)} needs {size}; the file is damaged")
+        if have != size:
+            raise BadInput(f"{what}: holds {have} bytes where its shape {shown(dims)} needs {size}; the file is damaged")
     else:
         _check_typed(tensor, what, math.prod(dims), size)
 
@@ -186,11 +195,31 @@ def data_file(name: str, folder: Path | None, what: str) -> Path:
     return file
 
 
-def proto(values: Any, name: str) -> TensorProto:
-    """TensorProto of a constant's values: the one it came from, renamed, or a new one."""
+def proto(values: Any, name: str, inline: bool = False) -> TensorProto:
+    """TensorProto of a constant's values: the one it came from, renamed, or a new one.
+
+    External data stays a reference unless `inline`. Sparse values have no TensorProto.
+    """
+    if isinstance(values, Weight):
+        if values.tensor.name != name:
+            values.tensor.name = name
+        span = values.raw if values.raw is not None or not inline else values.span()
+        if span is None:
+            return values.tensor
+        return TensorProto(name=name, dims=values.shape, data_type=values.tensor.data_type, raw_data=bytes(span.view()))
     if isinstance(values, LazyValues):
-        tensor: TensorProto = values.tensor
-        if tensor.name != name:
-            tensor.name = name
-        return tensor
-    return onnx.numpy_helper.from_array(np.asarray(values), name)
+        return proto(values.load(), name)
+    return numpy_helper.from_array(np.asarray(values), name)
+
+
+def raw_chunks(values: Any) -> tuple[int, Iterator[bytes | memoryview]] | None:
+    """Length and pieces of the raw bytes of large values, where they can be written without making a TensorProto."""
+    if isinstance(values, Weight):
+        span = values.span()
+        return None if span is None else (span.length, span.chunks())
+    if isinstance(values, np.ndarray) and elem_type(values.dtype) not in _BITS and values.dtype != object:
+        if values.dtype.byteorder == ">":
+            values = values.astype(values.dtype.newbyteorder("<"))
+        whole = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        return values.nbytes, iter([memoryview(whole)])
+    return None
