@@ -322,7 +322,7 @@ class Export:
         elif isinstance(value, AttributeProto):
             proto.CopyFrom(value)
         elif isinstance(value, Empty):
-            proto.type = value.kind
+            proto.type = value.kind  # type: ignore[assignment]
         elif isinstance(value, (bool, int, np.integer)):
             proto.type, proto.i = AttributeProto.INT, int(value)
         elif isinstance(value, (float, np.floating)):
@@ -340,7 +340,7 @@ class Export:
 
 def _list_kind(node: gs.Node, name: str) -> int:
     attributes = onnx.defs.get_schema(node.op, domain=node.domain or "").attributes
-    return int(attributes[name].type.value) if name in attributes else int(AttributeProto.INTS)
+    return int(attributes[name].type) if name in attributes else int(AttributeProto.INTS)
 
 
 def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:

@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, NodeProto
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.convert import Import, node_graphs
 from onnxfuse.graph.model import DOMAIN, Model, opset
-from onnxfuse.graph.names import shown
+from onnxfuse.graph.names import first_line, shown
 
 _MOST_NODES = 2_000_000  # a file of a few hundred bytes can hold functions that expand to 10^30 nodes
 
@@ -23,7 +23,7 @@ def add(model: Model, function: FunctionProto) -> None:
     known = model.functions.get(key)
     if known is not None and known != function:
         raise BadInput(
-            f"function {shown(function.domain)}::{shown(function.name)}: the model already has one with another body; run `onnxfuse optimize --undo` first"
+            f"function {shown(function.domain)}::{shown(function.name)}: the model has another body for it; run `onnxfuse optimize --undo` first"
         )
     model.functions[key] = function
     if all(entry.domain != function.domain for entry in model.header.opset_import):
@@ -61,7 +61,7 @@ def undo(model: Model) -> int:
         for node in graph.nodes:
             if node.domain == DOMAIN and (DOMAIN, node.op) not in model.functions:
                 raise BadInput(
-                    f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body in this file; undo needs the file that optimize wrote"
+                    f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body here; undo needs the file that optimize wrote"
                 )
     if count:
         bare, constants = skeleton.of_model(model)
@@ -92,15 +92,11 @@ def _inlined(model: ModelProto, keys: list[tuple[str, str]]) -> ModelProto:
         else:
             plain = onnx.inliner.inline_selected_functions(model, keys)
     except Exception as error:
-        raise BadInput(
-            f"functions cannot be inlined: {shown(str(error).splitlines()[0] if str(error) else 'unknown reason')}; export the model without functions"
-        ) from None
+        raise BadInput(f"functions cannot be inlined: {first_line(error)}; export the model without functions") from None
     left = {(node.domain, node.op_type) for node in _nodes(plain.graph.node)} & wanted
     if left:
         domain, name = sorted(left)[0]
-        raise BadInput(
-            f"function {shown(domain)}::{shown(name)}: written for another opset and cannot be converted; export the model without functions"
-        )
+        raise BadInput(f"function {shown(domain)}::{shown(name)}: of another opset, and cannot be converted; export without functions")
     kept = [f for f in plain.functions if (f.domain, f.name) not in wanted]
     del plain.functions[:]
     plain.functions.extend(kept)

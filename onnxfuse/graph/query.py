@@ -37,7 +37,7 @@ def constant(tensor: gs.Tensor) -> np.ndarray[Any, Any] | None:
             view = values.view()
             view.flags.writeable = False
             return view
-        return None if isinstance(values, SparseValues) else found.values
+        return None if isinstance(values, SparseValues) else np.asarray(found.values)
     if len(tensor.inputs) == 1 and tensor.inputs[0].op == "Constant" and not tensor.inputs[0].domain:
         return _plain_constant(tensor.inputs[0].attrs)
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxfuse.errors import BadInput
@@ -17,7 +17,7 @@ from onnxfuse.graph import weights
 from onnxfuse.graph.convert import Import, node_graphs
 from onnxfuse.graph.functions import inline_foreign
 from onnxfuse.graph.model import Model, opset
-from onnxfuse.graph.names import shown
+from onnxfuse.graph.names import first_line, shown
 from onnxfuse.graph.skeleton import SMALL, infer, put_constants
 from onnxfuse.graph.wire import Damaged, Span, map_file, split
 
@@ -198,7 +198,7 @@ def _check_operators(proto: ModelProto) -> None:
                 raise BadInput(f"node {shown(node.name or op)}: no operator {shown(op)} in ONNX opset {version}; {_remedy(op)}")
         elif domain not in imported:
             raise BadInput(
-                f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which the model does not import; export the model again"
+                f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which is not imported; export the model again"
             )
 
 
@@ -222,12 +222,6 @@ def check_valid(proto: ModelProto) -> None:
     except Exception as error:
         if "is deprecated in domain_version" not in str(error):  # runtimes still run those (GroupNormalization of opset 18)
             raise BadInput(f"not valid ONNX: {first_line(error)}; export the model again") from None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a library's message, safe to print."""
-    lines = str(error).strip().splitlines()
-    return shown(lines[0].rstrip(".;")) if lines else type(error).__name__
 
 
 # ---------------------------------------------------------------------------------------------------------- sorting

@@ -221,5 +221,5 @@ def raw_chunks(values: Any) -> tuple[int, Iterator[bytes | memoryview]] | None:
         if values.dtype.byteorder == ">":
             values = values.astype(values.dtype.newbyteorder("<"))
         whole = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return values.nbytes, iter([memoryview(whole)])
+        return values.nbytes, iter([whole.data])
     return None
