@@ -69,7 +69,7 @@ def summarise(gpu: str | None, missing: list[str]) -> None:
     print(f"  fused: {', '.join(f'{count} {fusion}' for fusion, count in sorted(sites.items()))}")
     print(f"  onnxruntime gives the same as before: largest difference {worst:.2g} over {len(report['check']['outputs'])} outputs")
     if missing:
-        print(f"No engine was built: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing here (onnxfuse doctor says how to get it).")
+        print(f"No engine was built, for want of {', '.join(missing)}: `onnxfuse doctor` says how to get what is missing.")
     else:
         print(f"Engines were built and timed on {gpu}: {DEMO}/compare/")
 
