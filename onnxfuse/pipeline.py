@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 from onnxfuse import __version__
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
-from onnxfuse.fusions.base import Index, Miss, apply, find
-from onnxfuse.graph import clean, functions, precision, read, write
+from onnxfuse.fusions.base import Index, Miss, apply, find, label
+from onnxfuse.graph import clean, functions, read, write
 from onnxfuse.graph.model import Model
 from onnxfuse.plan import planfile, policy, verdicts
 from onnxfuse.plan.sites import Decision, Site
+from onnxfuse.verify import inputs, reference
+from onnxfuse.verify.check import Check, check_models
+from onnxfuse.verify.reference import Feeds
 
 if TYPE_CHECKING:
     from onnxfuse.gpus import Gpu
-    from onnxfuse.verify.check import Check
-    from onnxfuse.verify.reference import Feeds
+    from onnxfuse.graph.precision import PrecisionReport
 
 SCHEMA = "onnxfuse/optimize/1"
 PRECISIONS = ("keep", "fp32", "fp16", "bf16")
@@ -49,8 +51,9 @@ class Result:
     cleaned: dict[str, int]
     decisions: tuple[Decision, ...]
     misses: tuple[Miss, ...]
-    converted: precision.PrecisionReport | None = None
+    converted: PrecisionReport | None = None
     check: Check | None = None
+    notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -73,6 +76,7 @@ class Result:
             "misses": [vars(miss) | {"nodes": list(miss.nodes)} for miss in self.misses],
             "converted": None if self.converted is None else self.converted.to_dict(),
             "check": None if self.check is None else self.check.to_dict(),
+            "notes": list(self.notes),
             "seconds": self.seconds,
         }
 
@@ -125,18 +129,17 @@ def optimize(
     before = _count(loaded)
     cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
     decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
-    if plan is not None:
-        _refuse_unused(plan, rules, decisions)
-    converted = None
-    if precision in ("fp16", "bf16"):
-        feeds = feeds or clock.step("inputs", "making inputs", lambda: _generated(model))
-        converted = clock.step("precision", f"converting to {precision}", lambda: _convert(loaded, model, precision, keep_fp32, feeds, progress))
-    checked = None
+    notes = () if plan is None else _stray(plan, rules, decisions)
+    halved, checked_here = precision in ("fp16", "bf16"), check and out is not None
+    if feeds is None and (halved or checked_here):
+        feeds = clock.step("inputs", "making inputs", lambda: inputs.generate(model, count=2))
+    converted = checked = None
+    if halved:
+        converted = clock.step("precision", f"converting to {precision}", lambda: _convert(loaded, model, precision, keep_fp32, feeds or ()))
     if out is not None:
         clock.step("write", "writing", lambda: write.save(loaded, out))
-        if check:
-            feeds = feeds or clock.step("inputs", "making inputs", lambda: _generated(model))
-            checked = clock.step("check", "checking in onnxruntime", lambda: _check(model, out, feeds, progress))
+    if checked_here:
+        checked = clock.step("check", "checking in onnxruntime", lambda: check_models(model, out, feeds or (), progress=progress))
     return Result(
         model=model,
         out=out,
@@ -150,6 +153,7 @@ def optimize(
         misses=tuple(misses),
         converted=converted,
         check=checked,
+        notes=notes,
         seconds=clock.seconds,
     )
 
@@ -172,6 +176,41 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     return decisions, misses
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one fusion says of a node: it is part of a site, or how far the best attempt that met it came (nodes) and why it ended."""
+
+    fusion: str
+    fits: bool
+    root: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+def why_not(model: Path, name: str) -> list[Answer] | None:
+    """What every fusion of the registry says of the node or tensor called `name`, the closest first; None where there is none."""
+    loaded = read.load(model)
+    clean.clean(loaded)
+    followed = {label(node) for graph in loaded.graphs() for node in graph.nodes if name in (node.name, *(t.name for t in node.outputs))}
+    if not followed:
+        return None
+    answers: list[Answer] = []
+    for fusion in REGISTRY:
+        matches, misses = find(fusion, loaded, Index.of(loaded), far=True)
+        sites = [tuple(label(node) for node in match.nodes) for match in matches]
+        roots = [label(match.root) for match in matches]
+        made = apply(fusion, matches, loaded)
+        for nodes, root, node in zip(sites, roots, made, strict=True):
+            if followed & set(nodes):
+                answers.append(Answer(fusion.name, True, root, nodes, f"is a site; becomes {node.op} '{node.name}'"))
+                followed.add(label(node))
+        met = [miss for miss in misses if followed & {miss.root, miss.at, *miss.nodes}]
+        if met and not any(answer.fusion == fusion.name for answer in answers):
+            best = max(met, key=lambda miss: len(miss.nodes))
+            answers.append(Answer(fusion.name, False, best.root, best.nodes, best.reason))
+    return sorted(answers, key=lambda answer: (not answer.fits, -len(answer.nodes)))
+
+
 def undo(model: Path, out: Path, *, feeds: Sequence[Feeds] | None = None, check: bool = True, progress: Progress = silent) -> tuple[int, Check | None]:
     """Takes every fused node of `model` apart again, into `out`; returns how many there were, and what the check found."""
     progress("loading")
@@ -181,7 +220,7 @@ def undo(model: Path, out: Path, *, feeds: Sequence[Feeds] | None = None, check:
     write.save(loaded, out)
     if not check:
         return count, None
-    return count, _check(model, out, feeds or _generated(model), progress)
+    return count, check_models(model, out, feeds or inputs.generate(model, count=2), progress=progress)
 
 
 def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None) -> policy.Rules:
@@ -194,33 +233,21 @@ def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | Non
     )
 
 
-def _refuse_unused(plan: Path, rules: policy.Rules, decisions: Sequence[Decision]) -> None:
-    stray = policy.unused(dict(rules.plan), decisions)
-    if stray:
-        fusion, output = stray[0]
-        raise BadInput(f"plan {plan}: this model has no site of {fusion} at '{output}'; make a plan of this model with --report")
+def _stray(plan: Path, rules: policy.Rules, decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """A note for each entry of the plan that names no site; a plan of which none does belongs to another model."""
+    stray = policy.unused(rules.plan, decisions)
+    if rules.plan and len(stray) == len(rules.plan):
+        raise BadInput(f"plan {plan}: none of its sites is in this model; make a plan of this model with --report")
+    return tuple(f"the plan's site of {fusion} at '{output}' is not in this model" for fusion, output in stray)
 
 
 def _count(model: Model) -> int:
     return sum(len(graph.nodes) for graph in model.graphs())
 
 
-def _generated(model: Path) -> list[Feeds]:
-    from onnxfuse.verify import inputs
-
-    return inputs.generate(model, count=2)
-
-
-def _convert(model: Model, source: Path, to: str, keep_fp32: Sequence[str], feeds: Sequence[Feeds], progress: Progress) -> precision.PrecisionReport:
-    """Ranges are those of the source in float32: tensors of the rewritten graph that survive carry the same names."""
-    from onnxfuse.verify import reference
+def _convert(model: Model, source: Path, to: str, keep_fp32: Sequence[str], feeds: Sequence[Feeds]) -> PrecisionReport:
+    """The ranges are those of the source in float32; what is left of its tensors after rewriting has kept its name."""
+    from onnxfuse.graph import precision
 
     ranges = reference.ranges(source, feeds) if to == "fp16" else None
-    progress(f"converting to {to}")
     return precision.convert(model, to, keep_fp32, ranges)
-
-
-def _check(original: Path, rewritten: Path, feeds: Sequence[Feeds], progress: Progress) -> Check:
-    from onnxfuse.verify import check
-
-    return check.check_models(original, rewritten, feeds, progress=progress)

@@ -138,8 +138,11 @@ def label(node: gs.Node) -> str:
     return node.name or (node.outputs[0].name if node.outputs else node.op)
 
 
-def find(fusion: Fusion, model: Model, index: Index) -> tuple[list[Match], list[Miss]]:
-    """All sites of `fusion` that do not overlap, the larger patterns first, and the near misses left over."""
+def find(fusion: Fusion, model: Model, index: Index, far: bool = False) -> tuple[list[Match], list[Miss]]:
+    """All sites of `fusion` that do not overlap, the larger patterns first, and the near misses left over.
+
+    With `far`, attempts that matched less than half of the pattern are misses, too.
+    """
     matches: list[Match] = []
     misses: list[tuple[Miss, frozenset[int]]] = []
     claimed: set[int] = set()
@@ -148,7 +151,7 @@ def find(fusion: Fusion, model: Model, index: Index) -> tuple[list[Match], list[
             for graph, root in index.by_op.get(type_, ()):
                 if id(root) in claimed or not root.outputs:
                     continue
-                outcome = _attempt(fusion, pattern, graph, root, model, index, claimed)
+                outcome = _attempt(fusion, pattern, graph, root, model, index, claimed, far)
                 if isinstance(outcome, Match):
                     matches.append(outcome)
                     claimed.update(id(node) for node in outcome.nodes)
@@ -159,7 +162,7 @@ def find(fusion: Fusion, model: Model, index: Index) -> tuple[list[Match], list[
 
 
 def _attempt(
-    fusion: Fusion, pattern: Pattern, graph: gs.Graph, root: gs.Node, model: Model, index: Index, claimed: set[int]
+    fusion: Fusion, pattern: Pattern, graph: gs.Graph, root: gs.Node, model: Model, index: Index, claimed: set[int], far: bool
 ) -> Match | tuple[Miss, frozenset[int]] | None:
     matcher = Matcher(pattern)
     refused: tuple[Match, Refusal] | None = None
@@ -176,7 +179,7 @@ def _attempt(
         miss = Miss(fusion.name, label(root), tuple(label(n) for n in match.nodes), None, str(refusal))
         return miss, frozenset(id(node) for node in match.nodes)
     near = matcher.miss
-    if near is None or len(near.nodes) < 2 or 2 * len(near.nodes) <= least_nodes(pattern):
+    if near is None or (not far and (len(near.nodes) < 2 or 2 * len(near.nodes) <= least_nodes(pattern))):
         return None  # too far from it to be worth a word
     reason = str(Refusal(near.reason, near.value))
     miss = Miss(fusion.name, label(root), tuple(label(n) for n in near.nodes), label(near.at) if near.at else None, reason)

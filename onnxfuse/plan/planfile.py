@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnxfuse.errors import BadInput
 
 # (fusion, output tensor) -> whether to fuse, and the reason that the file gives
-Plan = dict[tuple[str, str], tuple[bool, str]]
+Plan = Mapping[tuple[str, str], tuple[bool, str]]
 
 
 def read(path: Path) -> Plan:
@@ -22,7 +23,7 @@ def read(path: Path) -> Plan:
     sites = content.get("sites") if isinstance(content, dict) else None
     if not isinstance(sites, list):
         raise BadInput(f"plan {path}: has no list 'sites'; name a file that `optimize --report` wrote")
-    plan: Plan = {}
+    plan: dict[tuple[str, str], tuple[bool, str]] = {}
     for number, site in enumerate(sites):
         fields = [site.get(name) if isinstance(site, dict) else None for name in ("fusion", "output", "decision")]
         fusion, output, decision = fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.errors import BadInput
@@ -46,7 +46,7 @@ class Rules:
 
     policy: str = "proven"
     selection: Selection = field(default_factory=Selection)
-    plan: Mapping[tuple[str, str], tuple[bool, str]] = field(default_factory=dict)
+    plan: Plan = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
     gpu: str | None = None
 
