@@ -1,0 +1,93 @@
+"""Who decides on a site, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxfuse.errors import BadInput
+from onnxfuse.fusions import REGISTRY
+from onnxfuse.plan.policy import Rules, Selection, decide, unused
+from onnxfuse.plan.sites import Site
+from onnxfuse.plan.verdicts import Interval, Verdict
+
+FUSIONS = {fusion.name: fusion for fusion in REGISTRY}
+
+
+def site(fusion: str, shape: str = "1x128x768") -> Site:
+    return Site(fusion, None, "y", ("a", "b"), shape, "float32")
+
+
+def verdict(low: float, high: float, gpu: str = "NVIDIA H200", rows: int = 128, width: int = 768) -> Verdict:
+    median = Interval(1.0, 1.0, 1.0)
+    return Verdict("skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6", median, median, Interval((low + high) / 2, low, high))
+
+
+def decision(fusion: str, rules: Rules, shape: str = "1x128x768"):
+    return decide(FUSIONS[fusion], site(fusion, shape), rules)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("none", {"layernorm": True, "conv_bn": False, "skip_layernorm": False}),
+        ("all", {"layernorm": True, "conv_bn": True, "skip_layernorm": True}),
+        ("proven", {"layernorm": True, "conv_bn": True, "skip_layernorm": False}),
+    ],
+)
+def test_policies_decide_by_kind(policy: str, expected: dict[str, bool]) -> None:
+    assert {name: decision(name, Rules(policy=policy)).fused for name in expected} == expected
+
+
+@pytest.mark.parametrize(("low", "high", "fused", "word"), [(1.02, 1.1, True, "won"), (0.9, 0.98, False, "lost"), (0.99, 1.05, False, "draw")])
+def test_proven_follows_the_interval(low: float, high: float, fused: bool, word: str) -> None:
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], gpu="NVIDIA H200"))
+    assert found.fused is fused
+    assert found.reason.startswith(word)
+
+
+def test_a_verdict_of_another_gpu_is_called_an_estimate() -> None:
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], gpu="NVIDIA L4"))
+    assert found.reason.startswith("estimate, won")
+    assert "NVIDIA H200" in found.reason
+
+
+def test_the_same_gpu_beats_a_nearer_number_of_rows() -> None:
+    rules = Rules(verdicts=[verdict(1.02, 1.1, gpu="NVIDIA L4", rows=128), verdict(0.9, 0.95, rows=4096)], gpu="NVIDIA H200")
+    assert decision("skip_layernorm", rules).fused is False
+
+
+def test_another_width_says_nothing() -> None:
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1, width=1024)], gpu="NVIDIA H200"))
+    assert not found.fused
+    assert "never measured" in found.reason
+
+
+def test_a_plan_beats_the_policy_and_skip_beats_the_plan() -> None:
+    plan = {("skip_layernorm", "y"): (True, "by hand")}
+    assert decision("skip_layernorm", Rules(policy="none", plan=plan)).fused
+    assert decision("skip_layernorm", Rules(policy="none", plan=plan)).reason == "plan file: by hand"
+    skipped = decision("skip_layernorm", Rules(policy="all", plan=plan, selection=Selection(skip=("skip_layernorm",))))
+    assert not skipped.fused
+    assert skipped.reason == "left out by --skip"
+
+
+def test_only_brings_what_a_fusion_is_built_on() -> None:
+    rules = Rules(policy="all", selection=Selection(only=("skip_layernorm",)))
+    assert {name: decision(name, rules).fused for name in ("layernorm", "skip_layernorm", "gelu", "conv_bn")} == {
+        "layernorm": True,
+        "skip_layernorm": True,
+        "gelu": False,
+        "conv_bn": False,
+    }
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(BadInput, match="--only layer_norm: no such fusion; there are layernorm,"):
+        Selection(only=("layer_norm",))
+    with pytest.raises(BadInput, match="--policy best: no such policy"):
+        Rules(policy="best")
+
+
+def test_unused_entries_of_a_plan_are_named() -> None:
+    plan = {("gelu", "y"): (True, ""), ("gelu", "z"): (True, "")}
+    assert unused(plan, [decision("gelu", Rules(plan=plan))]) == [("gelu", "z")]
