@@ -19,7 +19,7 @@ from tests.commands.conftest import transformer_tail
 # Every command that reads a model, with what else it is given.
 READERS = {
     "optimize": ("optimize", "{model}", "-o", "out.onnx"),
-    "build-engine": ("build-engine", "{model}", "-o", "out.engine", "--gpu", "a100"),
+    "build-engine": ("build-engine", "{model}", "-o", "out.engine", "--gpu", "a100", "--shapes", "x:1x16x64", "--shapes", "r:1x16x64"),
     "compare": ("compare", "{model}", "good.onnx"),
     "compare-other": ("compare", "good.onnx", "{model}"),
     "explain": ("explain", "{model}"),
