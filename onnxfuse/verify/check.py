@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 # 16 bits: with unit roundoff u, a relative RMS error of k u leaves a cosine of 1 - (k u)^2 / 2. 0.9999 is k = 29 for float16
 # (u = 2^-11), 0.99 is k = 36 for bfloat16 (u = 2^-8): room for the roundings of some tens of layers. The largest error is held to
 # about twice that RMS, measured in the largest value.
+# tf32: what TensorRT multiplies float32 matrices in by default, with float16's roundoff.
 # quantized: where activations are rounded to 8 bits, a difference in the last bit can cross a rounding step, 1/255 of the range.
 TOLERANCES = {
     "float32": Tolerance(rtol=1e-4, atol=1e-5, of_typical=1e-5, cosine=0.99999, normalised=1e-3, name="float32"),
     "float16": Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=3e-2, name="float16"),
+    "tf32": Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=3e-2, name="tf32"),
     "bfloat16": Tolerance(rtol=None, atol=None, cosine=0.99, normalised=0.25, name="bfloat16"),
     "quantized": Tolerance(rtol=None, atol=None, cosine=0.999, normalised=5e-2, name="quantized"),
 }
 # Names that users type for them.
 _ALIASES = {"keep": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_LOOSEST_LAST = ("float32", "float16", "quantized", "bfloat16")
+_LOOSEST_LAST = ("float32", "tf32", "float16", "quantized", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Check:
 
 
 def tolerance(precision: str = "float32", rtol: float | None = None, atol: float | None = None) -> Tolerance:
-    """The limits for a precision: float32, float16, bfloat16, quantized (or fp32, fp16, bf16, keep).
+    """The limits for a precision: float32, tf32, float16, bfloat16, quantized (or fp32, fp16, bf16, keep).
 
     An rtol or atol that a user gives is asked exactly as given, beside the precision's scale-free limits.
     """

@@ -79,7 +79,13 @@ class Metrics:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a report; `equal_nans` is the reports' name of `nan_equal`."""
         values = dataclasses.asdict(self)
-        return {**values, "shape": list(self.shape), "notes": list(self.notes), "equal_nans": self.nan_equal}
+        return {**values, "shape": list(self.shape), "notes": list(self.remarks), "equal_nans": self.nan_equal}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and where NaN and infinity agree."""
+        places = (("NaN", self.nan_equal), ("infinity", self.inf_equal))
+        return (*self.notes, *(f"{what} at the same {_count(count)} on both sides" for what, count in places if count))
 
 
 def measure(got: Any, want: Any, tolerance: Tolerance | None = None, *, same_dtype: bool = True) -> Metrics:
@@ -105,7 +111,7 @@ def measure(got: Any, want: Any, tolerance: Tolerance | None = None, *, same_dty
     if np.iscomplexobj(want):
         got, want = (np.stack([x.real, x.imag]) for x in (got, want))
     found = _measure_floats(got, want, tolerance) if _is_float(want) else _measure_exact(got, want)
-    return dataclasses.replace(found, **about, notes=notes + found.notes)
+    return dataclasses.replace(found, **about, notes=notes)
 
 
 def agrees(got: Any, want: Any, rtol: float = 1e-4, atol: float = 1e-5) -> bool:
@@ -299,11 +305,6 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
         share, why = _scale_free(cosine, normalised, int(want.size), tolerance)
         used = max(used, share)
         reasons.extend(why)
-    notes = []
-    if sums.nan_equal:
-        notes.append(f"NaN at the same {_count(sums.nan_equal)} on both sides")
-    if sums.inf_equal:
-        notes.append(f"infinity at the same {_count(sums.inf_equal)} on both sides")
     return Metrics(
         agrees=not reasons,
         reason="; ".join(reasons),
@@ -317,7 +318,6 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
         nan_differ=sums.nan_differ,
         inf_equal=sums.inf_equal,
         inf_differ=sums.inf_differ,
-        notes=tuple(notes),
     )
 
 

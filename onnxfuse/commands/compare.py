@@ -1,0 +1,333 @@
+"""`onnxfuse compare`: do models and engines give the same outputs, and which is faster?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from onnxfuse.errors import BadInput, Disagreement, OnnxfuseError
+
+if TYPE_CHECKING:
+    from onnxfuse.verify.check import Check
+    from onnxfuse.verify.metrics import Tolerance
+    from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the user asks for."""
+
+    model: Path
+    others: tuple[Path, ...]
+    data: Path | None
+    seed: int
+    feeds: int
+    dims: dict[str, int]
+    rtol: float | None
+    atol: float | None
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The feeds, and the reference's outputs for each of them."""
+
+    feeds: list[Feeds]
+    outputs: list[Outputs]
+    evaluator: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def compare(
+    model: Path = typer.Argument(..., metavar="MODEL", help="The reference: an .onnx file, run by onnxruntime in its own precision."),
+    others: list[Path] = typer.Argument(
+        None, metavar="[OTHER]...", help="Models (.onnx) and engines (.engine) to compare with it. None: a fused MODEL with itself undone."
+    ),
+    data: Path = typer.Option(None, help="Inputs: an .npz file with arrays named like the inputs, or a folder of them."),
+    seed: int = typer.Option(0, min=0, help="Seed of the generated inputs."),
+    feeds: int = typer.Option(2, min=1, help="How many sets of inputs to generate; those after the first vary the free sizes."),
+    dims: list[str] = typer.Option(None, metavar="NAME=N", help="Size of a symbolic dimension; may be repeated."),
+    rtol: float = typer.Option(None, min=0.0, help="Relative tolerance; by default what suits the precision."),
+    atol: float = typer.Option(None, min=0.0, help="Absolute tolerance."),
+    samples: int = typer.Option(200, min=2, help="Latency samples of each engine."),
+    report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
+) -> None:
+    """Compare outputs and latency of models and engines.
+
+    MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side.
+    """
+    from onnxfuse.report import terminal
+
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, _sizes(dims or []), rtol, atol, samples)
+    _require(wanted)
+    with _progress() as progress:
+        found = run(wanted, progress)
+    terminal.show(found)
+    if report:
+        _write(found, report)
+    if not found["agrees"]:
+        raise Disagreement(_disagreement(found))
+
+
+def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """Compare, and return the report (see `report.json.compare_report`)."""
+    from onnxfuse.report import machine
+    from onnxfuse.report.json import compare_report
+    from onnxfuse.verify.reference import Runtime
+
+    with contextlib.ExitStack() as stack:
+        engines = _open_engines(wanted, stack, progress)
+        runtime = stack.enter_context(Runtime())
+        reference, others = wanted.model, wanted.others
+        if not others:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
+            reference, others = _undone(wanted.model, folder, progress), (wanted.model,)
+        models = [path for path in others if path not in engines]
+        _same_inputs(reference, models, engines)
+        given = _given(wanted, reference, models, engines, runtime, progress)
+        names = _names(wanted.model, others)
+        rows = []
+        for path in others:
+            checked = _check_engine if path in engines else _check_model
+            rows.append(checked(wanted, reference, path, names[path], given, engines.get(path), runtime, progress))
+        latency = _latency(wanted, {names[path]: engine for path, engine in engines.items()}, given, progress)
+    label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
+    return compare_report(
+        model={"name": label, "path": str(wanted.model)},
+        inputs={"source": given.source, "feeds": [{n: f"{a.dtype.name}{list(a.shape)}" for n, a in f.items()} for f in given.feeds]},
+        others=rows,
+        latency=latency,
+        machine=machine.describe(gpu=bool(engines)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the request
+
+
+def _sizes(dims: Sequence[str]) -> dict[str, int]:
+    sizes = {}
+    for text in dims:
+        name, equals, size = text.rpartition("=")
+        if not (name and equals and size.isdigit()):
+            raise BadInput(f"--dims {text}: not of the form NAME=N; give a dimension's name and its size, as in batch=4")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _require(wanted: Wanted) -> None:
+    if wanted.model.suffix == ".engine":
+        raise BadInput(f"{wanted.model}: an engine cannot be the reference; name its .onnx model first and the engine behind it")
+    for path in (wanted.model, *wanted.others):
+        if not path.exists():
+            raise BadInput(f"{path}: no such file; give an .onnx model or an .engine file")
+    if len(set(wanted.others)) < len(wanted.others):
+        raise BadInput("the same OTHER is named twice; name each file once")
+    if wanted.data and wanted.dims:
+        raise BadInput("--data and --dims exclude each other: the sizes are those of the data; leave one of them out")
+
+
+def _names(reference: Path, others: Sequence[Path]) -> dict[Path, str]:
+    """Short names, with the folder where two files have the same name."""
+    short = [path.name for path in {reference, *others}]
+    return {path: path.name if short.count(path.name) == 1 else str(path) for path in others}
+
+
+def _undone(model: Path, folder: Path, progress: Progress) -> Path:
+    from onnxfuse.graph import functions, read, write
+
+    progress(f"undoing the fusions of {model.name}")
+    loaded = read.load(model)
+    if not functions.undo(loaded):
+        raise BadInput(f"{model}: holds no fused node to undo; name another model or engine to compare it with")
+    write.save(loaded, folder / f"undone-{model.name}")
+    return folder / f"undone-{model.name}"
+
+
+def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progress) -> dict[Path, Any]:
+    paths = [path for path in wanted.others if path.suffix == ".engine"]
+    if not paths:
+        return {}
+    from onnxfuse.engine.run import Engine
+
+    engines = {}
+    for path in paths:
+        progress(f"loading {path.name}")
+        engines[path] = stack.enter_context(Engine.load(path))
+    return engines
+
+
+def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path, Any]) -> None:
+    from onnxfuse.verify import check, inputs
+
+    for path in models:
+        check.same_inputs(reference, path)
+    needed = {spec.name for spec in inputs.specs(reference, optional=True)}
+    for path, engine in engines.items():
+        strange = sorted({spec.name for spec in engine.inputs} - needed)
+        if strange:
+            listed = ", ".join(map(repr, strange))
+            raise BadInput(f"{path}: takes input {listed}, which {reference} does not have; name the model that it was built from")
+
+
+# ---------------------------------------------------------------------------------------- inputs and the right values
+
+
+def _given(
+    wanted: Wanted, reference: Path, models: Sequence[Path], engines: Mapping[Path, Any], runtime: Runtime, progress: Progress
+) -> Given:
+    from onnxfuse.verify import check, inputs
+    from onnxfuse.verify.reference import describe
+
+    notes: tuple[str, ...] = ()
+    if wanted.data:
+        feeds = inputs.from_data(wanted.data, reference)
+        outputs, evaluator = check.run_feeds(runtime, reference, feeds, progress)
+        source = f"{len(feeds)} from {wanted.data}"
+    else:
+        fixed = {**_engine_sizes(reference, engines), **wanted.dims}
+        feeds = inputs.generate(reference, wanted.seed, 1 if engines else wanted.feeds, fixed)
+        outputs, evaluator = check.run_feeds(runtime, reference, feeds[:1], progress)
+        with contextlib.suppress(OnnxfuseError):  # sizes declared free are at times not: the model itself says which are
+            for feed in feeds[1:]:
+                outputs += runtime.run(reference, [feed], evaluator=evaluator)
+        if len(outputs) < len(feeds):
+            feeds = feeds[: len(outputs)]
+            notes = ("further inputs of other sizes were left out: the reference does not take them",)
+        source = f"{len(feeds)} generated with seed {wanted.seed}"
+    return Given(list(feeds), outputs, evaluator, source, (describe(evaluator), *notes))
+
+
+def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int]:
+    """Sizes that the engines take for the model's free dimensions: the fixed ones, or the sizes that they were optimized for."""
+    from onnxfuse.verify import inputs
+
+    sizes: dict[str, int] = {}
+    for engine in engines.values():
+        takes = {spec.name: spec.shape for spec in engine.inputs}
+        if engine.manifest is not None:
+            takes.update({tensor.name: tensor.opt for tensor in engine.manifest.inputs if tensor.opt})
+        for spec in inputs.specs(reference):
+            for axis, (dim, size) in enumerate(zip(spec.shape or (), takes.get(spec.name, ()), strict=False)):
+                if not isinstance(dim, int) and size >= 0:
+                    sizes.setdefault(dim or f"{spec.name}[{axis}]", size)
+    return sizes
+
+
+# --------------------------------------------------------------------------------------------------------- comparing
+
+
+def _check_model(
+    wanted: Wanted, reference: Path, path: Path, name: str, given: Given, engine: Any, runtime: Runtime, progress: Progress
+) -> dict[str, Any]:
+    from onnxfuse.verify import check
+
+    def show(done: int, total: int) -> None:
+        progress(f"{name}: input {min(done + 1, total)} of {total}")
+
+    got = runtime.run(path, given.feeds, evaluator=given.evaluator, progress=show)
+    limits, notes = check.limits_for(reference, path, wanted.rtol, wanted.atol)
+    return _row(name, path, "onnx", _compared(given, got, limits, notes, same_dtype=True))
+
+
+def _check_engine(
+    wanted: Wanted, reference: Path, path: Path, name: str, given: Given, engine: Any, runtime: Runtime, progress: Progress
+) -> dict[str, Any]:
+    from onnxfuse.engine.run import cast_feeds
+    from onnxfuse.verify import check
+
+    progress(f"running {name}")
+    got = [engine.run(cast_feeds(engine.inputs, feed)) for feed in given.feeds]
+    lowest = _engine_precision(engine)
+    limits = check.tolerance(lowest, wanted.rtol, wanted.atol)
+    notes = (f"the limits are those of {lowest}, the lowest precision of the engine's layers", *engine.changed)
+    row = _row(name, path, "engine", _compared(given, got, limits, notes, same_dtype=False))
+    return {**row, "manifest": engine.manifest and {k: v for k, v in vars(engine.manifest).items() if k != "layers"}}
+
+
+def _engine_precision(engine: Any) -> str:
+    """The lowest precision among the layers as built; of the inputs and outputs where no manifest tells, at least TF32."""
+    if engine.manifest is not None and engine.manifest.layers:
+        built = {dtype for layer in engine.manifest.layers for dtype in (*layer.inputs, *layer.outputs)}
+    else:
+        built = {spec.dtype for spec in (*engine.inputs, *engine.output_specs)}
+    for precision, words in (("bfloat16", ("bf16", "bfloat16")), ("quantized", ("int8", "fp8")), ("float16", ("fp16", "float16"))):
+        if built & set(words):
+            return precision
+    return "tf32"
+
+
+def _compared(given: Given, got: Sequence[Mapping[str, Any]], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
+    from onnxfuse.verify.check import check_arrays
+
+    source, *more = given.notes
+    return check_arrays(given.outputs, got, limits, same_dtype=same_dtype, source=source, notes=(*more, *notes))
+
+
+def _row(name: str, path: Path, kind: str, check: Check) -> dict[str, Any]:
+    return {"name": name, "path": str(path), "kind": kind, "check": check}
+
+
+def _latency(wanted: Wanted, engines: Mapping[str, Any], given: Given, progress: Progress) -> dict[str, Any] | None:
+    """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
+    if not engines:
+        return None
+    from onnxfuse.bench.stats import verdict
+    from onnxfuse.bench.timing import time_engines
+
+    progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
+    timings = time_engines(engines, given.feeds[0], samples=wanted.samples)
+    baseline, *rest = engines
+    ratios = {name: timings.ratio(baseline, name) for name in rest}
+    return {
+        "engines": {name: timings.median(name).to_dict() for name in engines},
+        "baseline": baseline,
+        "ratios": {name: {**ratio.to_dict(), "verdict": verdict(ratio)} for name, ratio in ratios.items()},
+        "samples": wanted.samples,
+        "marks": list(timings.marks),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- telling
+
+
+def _disagreement(found: Mapping[str, Any]) -> str:
+    parts = []
+    for other in found["others"]:
+        bad = {name: m["reason"] for name, m in other["check"]["outputs"].items() if not m["agrees"]}
+        if bad:
+            name, reason = next(iter(bad.items()))
+            more = f" (and {len(bad) - 1} more outputs)" if len(bad) > 1 else ""
+            parts.append(f"{other['name']}: output {name!r} differs{more}: {reason}")
+    return "; ".join(parts)
+
+
+def _write(found: Mapping[str, Any], folder: Path) -> None:
+    from onnxfuse.report import html, json
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+    json.write(found, folder / "report.json")
+    html.write(found, folder / "report.html")
+    typer.echo(f"wrote {folder / 'report.html'} and report.json")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A line on the terminal that says what is being done; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    with console.status(Text("starting"), refresh_per_second=4) as status:
+        yield lambda text: status.update(Text(text))

@@ -1,0 +1,92 @@
+"""Reports as plain JSON: what `optimize --report` and `compare --report` write, and what the other forms are made from.
+
+Keys are stable within a schema; a change that a reader would notice gets a new number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+OPTIMIZE_SCHEMA = "onnxfuse/optimize/1"
+COMPARE_SCHEMA = "onnxfuse/compare/1"
+
+Report = dict[str, Any]
+
+# Keys of one site, with what stands in for an absent one.
+_SITE: dict[str, Any] = {"fusion": "", "variant": None, "nodes": [], "decision": "kept", "reason": "", "node": None}
+_MISS: dict[str, Any] = {"fusion": "", "root": "", "nodes": [], "at": None, "reason": ""}
+
+
+def optimize_report(
+    *, model: Any, gpu: Any, policy: str, sites: Iterable[Any], misses: Iterable[Any], check: Any = None, **more: Any
+) -> Report:
+    """What `optimize` did. Sites, misses and check are dataclasses or mappings; check may be a `verify.check.Check`, or None.
+
+    Each site: fusion, variant (GELU kinds), nodes, decision ("fused" or "kept"), reason, node. Further keywords go in as they are.
+    """
+    return {
+        "schema": OPTIMIZE_SCHEMA,
+        "model": plain(model),
+        "gpu": plain(gpu),
+        "policy": policy,
+        "sites": [{**_SITE, **plain(site)} for site in sites],
+        "misses": [{**_MISS, **plain(miss)} for miss in misses],
+        "check": plain(check),
+        **plain(more),
+    }
+
+
+def compare_report(*, model: Any, inputs: Any, others: Iterable[Any], latency: Any = None, **more: Any) -> Report:
+    """What `compare` found. Each of `others`: name, path, kind ("onnx" or "engine"), check, and for an engine its manifest.
+
+    latency, where engines were timed: engines (name -> median, low, high in ms), baseline (a name), ratios (name -> median, low, high,
+    verdict), samples, marks.
+    """
+    listed = [plain(other) for other in others]
+    return {
+        "schema": COMPARE_SCHEMA,
+        "model": plain(model),
+        "agrees": all(other["check"]["agrees"] for other in listed),
+        "inputs": plain(inputs),
+        "others": listed,
+        "latency": plain(latency),
+        **plain(more),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, mappings, paths, numpy numbers... as JSON values. NaN and infinity, which JSON lacks, become null."""
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value)
+
+
+def dumps(report: Mapping[str, Any]) -> str:
+    """The report as text; strict JSON."""
+    return json.dumps(plain(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(report: Mapping[str, Any], path: Path) -> None:
+    """Write the report whole or not at all. BadInput where the file system refuses."""
+    from onnxfuse.graph.files import atomic
+
+    with atomic(path) as temporary:
+        # A lone surrogate of a hostile name has no UTF-8 form.
+        temporary.write_text(dumps(report), encoding="utf-8", errors="backslashreplace")

@@ -1,0 +1,112 @@
+"""Reports on the terminal. Names from a model file are printed as text: markup and control characters in them do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.report import summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_ROWS = 40  # of outputs, misses: the JSON and HTML reports hold all
+
+
+def show(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a report of `optimize` or `compare`: verdict, sites, near misses, outputs, latencies."""
+    from rich.console import Console
+
+    console = console or Console()
+    _verdict(report, console)
+    if "sites" in report:
+        _sites(report, console)
+        _misses(report, console)
+    for name, check in summary.checks(report):
+        _outputs(name, check, console)
+    _latency(report, console)
+
+
+def _text(value: Any, style: str = "") -> Any:
+    from rich.text import Text
+
+    return Text("".join(c if c.isprintable() else "�" for c in str(value)), style=style)
+
+
+def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=_text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(_text(column), justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _verdict(report: Mapping[str, Any], console: Console) -> None:
+    found = summary.verdict(report)
+    mark, style = {True: ("✓", "bold green"), False: ("✗", "bold red"), None: ("·", "bold")}[found.good]
+    console.print(_text(f"{mark} {summary.model_name(report)}: {found.headline[0].lower()}{found.headline[1:]}", style))
+    for sentence in found.sentences:
+        console.print(_text(f"  {sentence}"))
+
+
+def _sites(report: Mapping[str, Any], console: Console) -> None:
+    found = summary.groups(report)
+    if not found:
+        console.print(_text("  no fusion has a site in this model"))
+        return
+    table = _table("Sites", "fusion", "fused", "kept", "why kept", right=("fused", "kept"))
+    for group in found:
+        reasons = dict.fromkeys(str(site["reason"]) for site in group.sites if site["decision"] != "fused" and site["reason"])
+        why = "; ".join(list(reasons)[:3]) + (f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else "")
+        table.add_row(_text(group.fusion), str(group.fused), str(group.kept), _text(why))
+    console.print(table)
+
+
+def _misses(report: Mapping[str, Any], console: Console) -> None:
+    misses = report.get("misses") or []
+    if not misses:
+        return
+    table = _table("Near misses", "fusion", "node", "why not")
+    for miss in misses[:MOST_ROWS]:
+        table.add_row(_text(miss["fusion"]), _text(miss.get("at") or miss.get("root") or ""), _text(miss["reason"]))
+    console.print(table)
+    _more(len(misses), console)
+
+
+def _outputs(name: str, check: Mapping[str, Any], console: Console) -> None:
+    outputs = check["outputs"]
+    columns = ("output", "max abs", "max rel", "cosine", "of tolerance", "")
+    table = _table(f"Outputs of {name}", *columns, right=columns[1:5])
+    ordered = sorted(outputs.items(), key=lambda item: bool(item[1]["agrees"]))  # disagreements first, else the model's order
+    for output, metrics in ordered[:MOST_ROWS]:
+        style = "" if metrics["agrees"] else "red"
+        said = metrics["reason"] if not metrics["agrees"] else "; ".join(metrics.get("notes") or ())
+        figures = [summary.figure(metrics["max_abs"]), summary.figure(metrics["max_rel"]), summary.cosine(metrics["cosine"])]
+        share = summary.percent(metrics["used"]) if metrics["used"] is not None else "over"
+        table.add_row(_text(output, style), *figures, share, _text(said, style))
+    console.print(table)
+    _more(len(outputs), console)
+    for note in check.get("notes") or ():
+        console.print(_text(f"  note: {note}"))
+
+
+def _latency(report: Mapping[str, Any], console: Console) -> None:
+    found = summary.bars(report)
+    if not found:
+        return
+    baseline = report["latency"].get("baseline")
+    table = _table("Latency", "engine", "median ms", "95 % interval", f"against {baseline}", right=("median ms",))
+    for bar in found:
+        style = {"faster": "green", "slower": "red"}.get(bar.verdict, "")
+        said = "" if bar.verdict == "baseline" else f"{bar.verdict}, {bar.ratio}"
+        table.add_row(_text(bar.name), f"{bar.median:.4g}", f"{bar.low:.4g} to {bar.high:.4g}", _text(said, style))
+    console.print(table)
+    for mark in report["latency"].get("marks") or ():
+        console.print(_text(f"  caution: {mark}", "yellow"))
+
+
+def _more(count: int, console: Console) -> None:
+    if count > MOST_ROWS:
+        console.print(_text(f"  and {count - MOST_ROWS} more: --report writes them all"))
