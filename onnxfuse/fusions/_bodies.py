@@ -25,7 +25,7 @@ def epsilon(opset: int) -> str:
     """
     if opset >= 12:
         return "eps = Constant <value_float: float = @epsilon> ()"
-    return "minus_one = Constant <value = float {-1.0}> () minus_eps = LeakyRelu <alpha: float = @epsilon> (minus_one) eps = Neg (minus_eps)"
+    return "minus = Constant <value = float {-1.0}> () minus_eps = LeakyRelu <alpha: float = @epsilon> (minus) eps = Neg (minus_eps)"
 
 
 def row_mean(opset: int, result: str, of: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions.base import Builder, Refusal
+from onnxfuse.fusions.base import Builder, Match, Refusal
 from onnxfuse.graph import query
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
@@ -29,6 +29,25 @@ def refuse_type(value: gs.Tensor) -> Refusal | None:
     if kind in FLOATS:
         return None
     return Refusal(f"'{value.name}' is of type", onnx.TensorProto.DataType.Name(kind).lower() if kind else "unknown")
+
+
+def refuse_operands(match: Match, x: gs.Tensor) -> Refusal | None:
+    """What holds for any site on `x`: a float that float32 holds, no cast that loses digits, no constant that makes the result grow."""
+    refusal = refuse_type(x)
+    if refusal:
+        return refusal
+    given, rank = element_type(x), query.rank(x) or 0
+    for node in match.nodes:
+        if node.op == "Cast" and node.attrs["to"] not in (onnx.TensorProto.FLOAT, given):
+            return Refusal(f"'{node.outputs[0].name}' is cast to", onnx.TensorProto.DataType.Name(node.attrs["to"]).lower())
+        if node.op.startswith("Reduce"):
+            continue  # its second input is axes
+        for value in node.inputs:
+            if query.is_constant(value) and (query.rank(value) or 0) > rank:
+                return Refusal(f"constant '{value.name}' has more axes than '{x.name}', and so has the result", query.shape(value))
+    if element_type(match.output) != given:
+        return Refusal(f"'{match.output.name}' is of another type than '{x.name}'")
+    return None
 
 
 def reduced_axes(node: gs.Node) -> list[int] | Refusal:
@@ -51,10 +70,15 @@ def trailing(axes: Sequence[int], rank: int | None) -> int | Refusal:
     """How many of the last axes `axes` are; refused where they are others."""
     if rank is None and any(axis >= 0 for axis in axes):
         return Refusal("rank of the input is unknown and the axes count from its front", list(axes))
-    counted = sorted(axis - rank if axis >= 0 and rank is not None else axis for axis in axes)
+    counted = from_end(axes, rank)
     if counted != list(range(-len(counted), 0)):
         return Refusal("normalised axes are not the last ones", list(axes))
     return len(counted)
+
+
+def from_end(axes: Sequence[int], rank: int | None) -> list[int]:
+    """`axes` sorted and, where the rank is known, counted from the end."""
+    return sorted(axis - rank if axis >= 0 and rank is not None else axis for axis in axes)
 
 
 def row_parameter(value: gs.Tensor, sizes: Sequence[int], role: str, x: gs.Tensor) -> Refusal | None:

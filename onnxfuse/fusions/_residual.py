@@ -30,7 +30,7 @@ def total(bias: bool) -> Pattern:
 def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
     """A broadcast is no residual; the parameters hold one value for each element of a row."""
     given, skip = match["input"], match["skip"]
-    refusal = _norms.refuse_type(given)
+    refusal = _norms.refuse_operands(match, given)
     if refusal:
         return refusal
     if _norms.element_type(skip) != _norms.element_type(given):
@@ -42,8 +42,12 @@ def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
         return sizes
     if sizes[0] > MAX_WIDTH:
         return Refusal(f"rows are longer than the {MAX_WIDTH} elements that the kernel holds", sizes[0])
+    escapes = match.escapes(match["sum"]) is not None
     for role in (*parameters, "bias"):
         value = match.get(role)
+        if value is not None and escapes and value.inputs and not query.is_constant(value):
+            # It may be computed from the sum, which would then come out of the node that needs it.
+            return Refusal(f"{role} '{value.name}' is computed at run time, and '{match['sum'].name}' has other readers")
         refusal = None if value is None else _norms.row_parameter(value, sizes, role, given)
         if refusal:
             return refusal

@@ -16,7 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, least_nodes, root_types
-from onnxfuse.graph import functions, query
+from onnxfuse.graph import functions
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
@@ -247,20 +247,65 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
     stand: list[gs.Node] = []
     replacement: dict[int, list[gs.Node]] = {}
     removed: set[int] = set()
+    unsorted: set[int] = set()
     for match in matches:
         builder.made = []
+        # What others read of a site now comes from a node that stands later than its first reader may.
+        if any(name in match.tensors and match.escapes(match[name]) for name in fusion.keeps):
+            unsorted.add(id(match.graph))
         stand.append(fusion.rewrite(match, builder))
-        # Only now: what is rewritten still reads attributes and tensors of the nodes it replaces.
-        for node in match.nodes:
-            node.inputs.clear()
-            node.outputs.clear()
         replacement[id(match.root)] = builder.made
         removed.update(id(node) for node in match.nodes)
     if matches:
+        # Only now: what is rewritten still reads attributes and tensors of the nodes it replaces.
+        _detach([node for match in matches for node in match.nodes], removed)
         for graph in {id(match.graph): match.graph for match in matches}.values():
-            graph.nodes = list(_replaced(graph.nodes, replacement, removed))
+            nodes = list(_replaced(graph.nodes, replacement, removed))
+            graph.nodes = _sorted(nodes) if id(graph) in unsorted else nodes
         _define(fusion, stand, model)
     return stand
+
+
+def _detach(nodes: Sequence[gs.Node], removed: set[int]) -> None:
+    """Takes the nodes off their tensors. Done for all at once, and by identity: the library searches each tensor's list of readers by
+    comparing whole nodes, which takes a time that grows with the square of the sites where many read one constant."""
+    for tensors, ends in (("inputs", "outputs"), ("outputs", "inputs")):
+        touched = {id(value): value for node in nodes for value in getattr(node, tensors)}
+        for value in touched.values():
+            known = getattr(value, ends)
+            list.__setitem__(known, slice(None), [node for node in known if id(node) not in removed])
+        for node in nodes:
+            list.clear(getattr(node, tensors))
+
+
+def _sorted(nodes: Sequence[gs.Node]) -> list[gs.Node]:
+    """`nodes` with each after those whose results it reads, and otherwise in the order given."""
+    source = {id(value): node for node in nodes for value in node.outputs}
+    done: set[int] = set()
+    order: list[gs.Node] = []
+    for first in nodes:
+        pending = [first]
+        while pending:
+            node = pending[-1]
+            before = [source[id(value)] for value in _reads(node) if id(value) in source]
+            waiting = [other for other in before if id(other) not in done and other is not node]
+            if not waiting or id(node) in done:
+                pending.pop()
+                if id(node) not in done:
+                    done.add(id(node))
+                    order.append(node)
+            pending.extend(reversed(waiting) if id(node) not in done else ())
+    return order
+
+
+def _reads(node: gs.Node) -> Iterator[gs.Tensor]:
+    """Tensors that a node reads, those that its bodies capture too."""
+    yield from node.inputs
+    for body in node.attrs.values():
+        if isinstance(body, gs.Graph):
+            yield from body.outputs
+            for inner in body.nodes:
+                yield from _reads(inner)
 
 
 def _replaced(nodes: Sequence[gs.Node], replacement: dict[int, list[gs.Node]], removed: set[int]) -> Iterator[gs.Node]:

@@ -2,8 +2,8 @@
 
     y = gelu(x + bias)        bias one value for each element of the last axis; erf, tanh or quick
 
-When it wins: where the addition is not already the epilogue of a matmul, which TensorRT merges by itself. Source of the idea: the BiasGelu of
-transformer libraries. The three kinds are three operators, as in gelu.
+When it wins: where the addition is not already the epilogue of a matmul, which TensorRT merges by itself. Source of the idea: the BiasGelu
+of transformer libraries. The three kinds are three operators, as in gelu.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BiasGelu(Fusion):
     patterns = (either(*(canonical(kind.op, _SUM) for kind in KINDS.values())),)
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        refusal = _norms.refuse_type(match["x"])
+        refusal = _norms.refuse_operands(match, match["x"])
         if refusal:
             return refusal
         sizes = _norms.rows_of(match["x"], 1)

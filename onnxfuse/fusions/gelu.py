@@ -49,12 +49,14 @@ def _tanh_argument(x: Pattern, scale: float) -> Pattern:
     k, c = const("cubic", CUBIC), const("scale", scale)
     square = either(op("Mul", x, x), op("Pow", x, const("two", 2.0)))
     cube = either(op("Pow", x, const("three", 3.0)), op("Mul", x, square))
-    cubic = either(op("Mul", cube, k), op("Mul", op("Mul", op("Mul", k, x), x), x), op("Mul", op("Mul", square, k), x))
-    factor = op("Add", op("Mul", square, k), _ONE)
+    bent = either(op("Mul", square, k), op("Mul", op("Mul", k, x), x))
+    cubic = either(op("Mul", cube, k), op("Mul", bent, x), op("Mul", op("Mul", k, x), square))
+    factor = op("Add", bent, _ONE)
     return either(
         op("Mul", op("Add", x, cubic), c),
         op("Mul", op("Mul", x, c), factor),
         op("Mul", op("Mul", x, factor), c),
+        op("Mul", x, op("Mul", factor, c)),
         op("Add", op("Mul", x, c), op("Mul", cube, const("scaled_cubic", scale * CUBIC))),
     )
 
@@ -137,7 +139,7 @@ class Gelu(Fusion):
     patterns = (_erf(tensor("x")), _tanh(tensor("x")), _quick(tensor("x")))
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        return _norms.refuse_type(match["x"])
+        return _norms.refuse_operands(match, match["x"])
 
     def variant(self, match: Match) -> str:
         if match.get("quick") is not None:

@@ -22,6 +22,7 @@ NATIVE = 17
 
 
 def _pattern(scale: bool, bias: bool) -> Pattern:
+    """With scale and bias, with scale alone, or with neither."""
     x = tensor("x")
     mean = op("ReduceMean", x, rest=True, out="mean")
     # Old exporters compute x - mean twice, and half-precision ones widen it before the square.
@@ -32,12 +33,16 @@ def _pattern(scale: bool, bias: bool) -> Pattern:
     shifted = op("Add", variance, const("epsilon"))
     root = either(op("Sqrt", shifted), op("Pow", shifted, const("half", 0.5)))
     inverse = either(op("Reciprocal", root), op("Div", const("one", 1.0), root), op("Pow", shifted, const("minus_half", -0.5)))
-    norm: Pattern = either(op("Div", deviation, maybe("Cast", root)), op("Mul", deviation, maybe("Cast", inverse)))
-    if scale:
-        norm = op("Mul", norm, tensor("scale"))
-    if bias:
-        norm = op("Add", norm, tensor("bias"))
-    return norm
+    plain = either(op("Div", deviation, maybe("Cast", root)), op("Mul", deviation, maybe("Cast", inverse)))
+    if not scale:
+        return plain
+    factor = op("Mul", inverse, tensor("scale"))
+    scaled = either(op("Mul", plain, tensor("scale")), op("Mul", deviation, factor))
+    if not bias:
+        return scaled
+    # TensorFlow multiplies out: x * factor + (bias - mean * factor).
+    moved = op("Add", op("Mul", x, factor), op("Sub", tensor("bias"), op("Mul", mean, factor)))
+    return either(op("Add", scaled, tensor("bias")), moved)
 
 
 class LayerNorm(Fusion):
@@ -47,14 +52,14 @@ class LayerNorm(Fusion):
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
-        refusal = _norms.refuse_type(x)
+        refusal = _norms.refuse_operands(match, x)
         if refusal:
             return refusal
         axes = _norms.reduced_axes(match.node("mean"))
         again = _norms.reduced_axes(match.node("variance"))
         if isinstance(axes, Refusal) or isinstance(again, Refusal):
             return axes if isinstance(axes, Refusal) else again if isinstance(again, Refusal) else None
-        if sorted(axes) != sorted(again):
+        if _norms.from_end(axes, query.rank(x)) != _norms.from_end(again, query.rank(x)):
             return Refusal("mean and variance are taken over different axes", (axes, again))
         if query.scalar(match["epsilon"]) is None:
             return Refusal("epsilon is not one value", query.shape(match["epsilon"]))
@@ -71,7 +76,8 @@ class LayerNorm(Fusion):
         assert not isinstance(axes, Refusal)
         sizes = _norms.rows_of(x, len(axes))
         epsilon = query.scalar(match["epsilon"])
-        assert not isinstance(sizes, Refusal) and epsilon is not None
+        assert not isinstance(sizes, Refusal)
+        assert epsilon is not None
         scale = _norms.parameter(match.get("scale"), sizes, 1.0, x, new)
         if new.opset >= NATIVE:
             inputs = [x, scale] if match.get("bias") is None else [x, scale, _norms.parameter(match["bias"], sizes, 0.0, x, new)]

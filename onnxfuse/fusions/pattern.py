@@ -25,7 +25,7 @@ COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", 
 STANDARD = ("", None, "ai.onnx")
 DOMAIN = "onnxfuse"
 # Relative distance at which a stored constant is the one meant: the rounding of its own type, and for float32 and wider the
-# 1e-6 by which exporters that print seven digits differ.
+# 1e-6 by which exporters that print seven digits differ. What a narrow type holds exactly (0.5, 1, 2) has no rounding.
 _CONSTANT_RTOL = {2: 2.0**-10, 4: 1e-6, 8: 1e-6}
 _BFLOAT16_RTOL = 2.0**-7
 
@@ -302,9 +302,11 @@ class Matcher:
 def is_close(number: float, wanted: float, value: gs.Tensor) -> bool:
     """Whether `number`, stored in the type of `value`, is the constant `wanted`."""
     kind = query.dtype(value)
-    rtol = _CONSTANT_RTOL.get(kind.itemsize, 0.0) if isinstance(kind, np.dtype) and kind.kind == "f" else _BFLOAT16_RTOL
-    if isinstance(kind, np.dtype) and kind.kind in "iub":
-        rtol = 0.0
+    if not isinstance(kind, np.dtype) or kind.kind in "iub":
+        return number == wanted
+    if kind.itemsize < 4 and float(kind.type(wanted)) == wanted:
+        return number == wanted
+    rtol = _CONSTANT_RTOL.get(kind.itemsize, 0.0) if kind.kind == "f" else _BFLOAT16_RTOL
     return abs(number - wanted) <= rtol * abs(wanted)
 
 

@@ -22,13 +22,17 @@ NATIVE = 23
 
 def _pattern(scale: bool) -> Pattern:
     x = tensor("x")
-    square = either(op("Pow", x, const("two", 2.0)), op("Mul", x, x))
+    # Half-precision models widen x first, and exporters that promote types a second time for the product.
+    wide, again = maybe("Cast", x), maybe("Cast", x)
+    square = either(op("Pow", wide, const("two", 2.0)), op("Mul", wide, wide))
     mean = op("ReduceMean", square, rest=True, out="mean")
     shifted = op("Add", mean, const("epsilon"))
     root = either(op("Sqrt", shifted), op("Pow", shifted, const("half", 0.5)))
     inverse = either(op("Reciprocal", root), op("Div", const("one", 1.0), root), op("Pow", shifted, const("minus_half", -0.5)))
-    norm: Pattern = either(op("Div", x, root), op("Mul", x, inverse))
-    return op("Mul", maybe("Cast", norm), tensor("scale"), out="scaled") if scale else norm
+    norm = maybe("Cast", either(op("Div", again, root), op("Mul", again, inverse)))
+    if not scale:
+        return norm
+    return either(op("Mul", norm, tensor("scale")), op("Mul", again, op("Mul", inverse, tensor("scale"))))
 
 
 class RMSNorm(Fusion):
@@ -38,7 +42,7 @@ class RMSNorm(Fusion):
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
-        refusal = _norms.refuse_type(x)
+        refusal = _norms.refuse_operands(match, x)
         if refusal:
             return refusal
         axes = _norms.reduced_axes(match.node("mean"))
@@ -55,17 +59,14 @@ class RMSNorm(Fusion):
         if isinstance(sizes, Refusal):
             return sizes
         scale = match.get("scale")
-        if scale is None:
-            return None
-        if _norms.element_type(match.output) != _norms.element_type(x):
-            return Refusal("the normalised value is cast to another type before it is scaled", _norms.element_type(match.output))
-        return _norms.row_parameter(scale, sizes, "scale", x)
+        return None if scale is None else _norms.row_parameter(scale, sizes, "scale", x)
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         x = match["x"]
         sizes = _norms.rows_of(x, 1)
         epsilon = query.scalar(match["epsilon"])
-        assert not isinstance(sizes, Refusal) and epsilon is not None
+        assert not isinstance(sizes, Refusal)
+        assert epsilon is not None
         inputs = [x, _norms.parameter(match.get("scale"), sizes, 1.0, x, new)]
         if new.opset >= NATIVE:
             return new.node("RMSNormalization", inputs, [match.output], {"axis": -1, "epsilon": epsilon}, stem=self.name)

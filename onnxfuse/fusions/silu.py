@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions import _bodies, _norms
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
-from onnxfuse.fusions.pattern import DOMAIN, op, tensor
+from onnxfuse.fusions.pattern import DOMAIN, const, either, op, tensor
 from onnxfuse.graph.model import Model
 
 _X = tensor("x")
@@ -22,10 +22,11 @@ _X = tensor("x")
 class Silu(Fusion):
     name = "silu"
     kind = "canonical"
-    patterns = (op("Mul", _X, op("Sigmoid", _X)),)
+    # Swish with a slope that happens to be 1.
+    patterns = (op("Mul", _X, op("Sigmoid", either(_X, op("Mul", _X, const("slope", 1.0))))),)
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        return _norms.refuse_type(match["x"])
+        return _norms.refuse_operands(match, match["x"])
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         return new.node("Silu", [match["x"]], [match.output], stem=self.name, domain=DOMAIN)

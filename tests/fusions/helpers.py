@@ -21,7 +21,7 @@ NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = (9, 11, 13, 14, 17, 18, 20, 21, 23, NEWEST)
 # The newest opset and IR version that the installed onnxruntime runs.
 RUN_OPSET = min(NEWEST, 26)
-RUN_IR = 11
+RUN_IR = 10
 
 ort.set_default_logger_severity(4)
 
@@ -174,7 +174,7 @@ def check_names(model: ModelProto) -> None:
 
 def same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], rtol: float = 1e-4, atol: float = 1e-5) -> None:
     assert len(got) == len(want)
-    for one, other in zip(got, want):
+    for one, other in zip(got, want, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=rtol, atol=atol)
@@ -220,5 +220,5 @@ def types_right(model: ModelProto) -> None:
         assert one.elem_type == other.elem_type, said.name
         if one.HasField("shape") and other.HasField("shape"):
             assert len(one.shape.dim) == len(other.shape.dim), said.name
-            for a, b in zip(one.shape.dim, other.shape.dim):
+            for a, b in zip(one.shape.dim, other.shape.dim, strict=True):
                 assert not (a.HasField("dim_value") and b.HasField("dim_value")) or a.dim_value == b.dim_value, said.name
