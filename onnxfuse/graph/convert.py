@@ -20,6 +20,7 @@ from onnx_graphsurgeon.ir.tensor import SparseValues
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import weights
+from onnxfuse.graph.ir import Constant, Node, Variable
 from onnxfuse.graph.names import shown
 
 Scope = list[dict[str, gs.Tensor]]  # innermost first
@@ -54,7 +55,7 @@ class Import:
             if value.name in local:
                 continue
             if not outer and value.name in self.constants:
-                local[value.name] = gs.Constant(value.name, self.constants[value.name])
+                local[value.name] = Constant(value.name, self.constants[value.name])
                 continue
             tensor = self._variable(value.name, outer, renamed)
             set_type(tensor, value)
@@ -87,10 +88,10 @@ class Import:
         for tensor in proto.initializer:
             name = self._fresh(tensor.name, outer, renamed)
             known = None if outer else self.constants.get(name)
-            local[tensor.name] = gs.Constant(name, weights.Weight(tensor, self.folder) if known is None else known)
+            local[tensor.name] = Constant(name, weights.Weight(tensor, self.folder) if known is None else known)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
-            local[name] = gs.Constant(name, dense(sparse))
+            local[name] = Constant(name, dense(sparse))
         return renamed
 
     def _fresh(self, name: str, outer: Scope, renamed: dict[str, str]) -> str:
@@ -105,7 +106,7 @@ class Import:
         return fresh
 
     def _variable(self, name: str, outer: Scope, renamed: dict[str, str]) -> gs.Variable:
-        return gs.Variable(self._fresh(name, outer, renamed) if outer else name)
+        return Variable(self._fresh(name, outer, renamed) if outer else name)
 
     def _find(self, name: str, scope: Scope) -> gs.Tensor:
         for table in scope:
@@ -119,16 +120,16 @@ class Import:
     ) -> gs.Node:  # fmt: skip
         outputs = []
         for name in proto.output:
-            tensor = gs.Variable("") if not name else self._variable(name, scope[1:], renamed)
+            tensor = Variable("") if not name else self._variable(name, scope[1:], renamed)
             if name:
                 if name in types:
                     set_type(tensor, types[name])
                 scope[0][name] = tensor
             outputs.append(tensor)
-        inputs = [self._find(name, scope) if name else gs.Variable("") for name in proto.input]
+        inputs = [self._find(name, scope) if name else Variable("") for name in proto.input]
         attrs = {a.name: self._attribute(a, proto, scope, opsets, opset) for a in proto.attribute}
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        node = gs.Node(op=proto.op_type, name=proto.name, attrs=attrs, inputs=inputs, outputs=outputs, domain=domain or None)
+        node = Node(op=proto.op_type, name=proto.name, attrs=attrs, inputs=inputs, outputs=outputs, domain=domain or None)
         if proto.doc_string or proto.metadata_props or proto.overload:
             node.notes = proto
         self.names.add(proto.name)
@@ -143,7 +144,7 @@ class Import:
         if a.type == AttributeProto.GRAPH:
             return self.graph(a.g, scope, opsets, opset)
         if a.type == AttributeProto.TENSOR:
-            return gs.Constant(a.t.name, weights.Weight(a.t, self.folder))
+            return Constant(a.t.name, weights.Weight(a.t, self.folder))
         if a.type == AttributeProto.GRAPHS:
             raise BadInput(
                 f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} is a list of graphs, which no standard operator has"
@@ -280,7 +281,7 @@ class Export:
         proto = GraphProto(name=graph.name or "graph", doc_string=graph.doc_string or "")
         outputs = {id(tensor) for tensor in graph.outputs}
         for node in graph.nodes:
-            self._node(proto.node.add(), node)
+            self.node(proto.node.add(), node)
             for tensor in node.outputs:
                 if tensor.name and id(tensor) not in outputs:
                     value_info(proto.value_info, tensor)
@@ -296,7 +297,8 @@ class Export:
                     proto.initializer.add().CopyFrom(weights.proto(tensor._values, tensor.name, self.inline))
         return proto
 
-    def _node(self, proto: NodeProto, node: gs.Node) -> None:
+    def node(self, proto: NodeProto, node: gs.Node) -> None:
+        """Fills `proto` from `node`."""
         proto.op_type = node.op
         proto.name = node.name
         if node.domain:
@@ -340,7 +342,9 @@ class Export:
 
 def _list_kind(node: gs.Node, name: str) -> int:
     attributes = onnx.defs.get_schema(node.op, domain=node.domain or "").attributes
-    return int(attributes[name].type) if name in attributes else int(AttributeProto.INTS)
+    if name not in attributes:
+        return int(AttributeProto.INTS)
+    return int(attributes[name].type.value)  # type: ignore[attr-defined]
 
 
 def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:

@@ -23,7 +23,7 @@ def add(model: Model, function: FunctionProto) -> None:
     known = model.functions.get(key)
     if known is not None and known != function:
         raise BadInput(
-            f"function {shown(function.domain)}::{shown(function.name)}: the model has another body for it; run `onnxfuse optimize --undo` first"
+            f"function {shown(function.domain)}::{shown(function.name)}: the model has another body for it; run optimize --undo first"
         )
     model.functions[key] = function
     if all(entry.domain != function.domain for entry in model.header.opset_import):
@@ -61,7 +61,7 @@ def undo(model: Model) -> int:
         for node in graph.nodes:
             if node.domain == DOMAIN and (DOMAIN, node.op) not in model.functions:
                 raise BadInput(
-                    f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body here; undo needs the file that optimize wrote"
+                    f"node {shown(node.name)}: {shown(node.op)} of domain {DOMAIN} has no function body here; undo what optimize wrote"
                 )
     if count:
         bare, constants = skeleton.of_model(model)

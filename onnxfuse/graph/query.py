@@ -32,7 +32,8 @@ def constant(tensor: gs.Tensor) -> np.ndarray[Any, Any] | None:
     if found is not None:
         values = found._values
         if isinstance(values, Weight):
-            return values.array()
+            array: np.ndarray[Any, Any] = values.array()
+            return array
         if isinstance(values, np.ndarray):
             view = values.view()
             view.flags.writeable = False

@@ -198,7 +198,7 @@ def _check_operators(proto: ModelProto) -> None:
                 raise BadInput(f"node {shown(node.name or op)}: no operator {shown(op)} in ONNX opset {version}; {_remedy(op)}")
         elif domain not in imported:
             raise BadInput(
-                f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which is not imported; export the model again"
+                f"node {shown(node.name or op)}: operator {shown(op)} of domain {shown(domain)}, which is not imported; export it again"
             )
 
 
