@@ -28,7 +28,7 @@ def page(report: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(figure=summary.figure, cosine=summary.cosine, percent=summary.percent)
+    environment.filters.update(figure=summary.figure, cosine=summary.cosine, percent=summary.percent, outputs=summary.outputs)
     return environment.get_template("page.html.j2").render(
         report=report,
         name=summary.model_name(report),

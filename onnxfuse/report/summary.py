@@ -71,7 +71,8 @@ def _compare_verdict(report: Report) -> Verdict:
             sentences.append(f"{bar.name} is {bar.verdict} than {report['latency']['baseline']}: {bar.ratio}.")
     if not bad:
         return Verdict(True, "The outputs agree", tuple(sentences))
-    where = f"{len(bad)} of {len(others)} do not agree" if len(others) > 1 else "The outputs do not agree"
+    does = "does" if len(bad) == 1 else "do"
+    where = f"{len(bad)} of {len(others)} {does} not agree" if len(others) > 1 else "The outputs do not agree"
     return Verdict(False, where, tuple(sentences))
 
 
@@ -92,11 +93,12 @@ def _agreement(check: Mapping[str, Any], name: str) -> str:
     start = f"{name}: " if name else ""
     if bad:
         source = check["reference"] or "the reference"
-        return f"{start}{_listed(bad)} of {_many(len(outputs), 'output')} differ{'s' if len(bad) == 1 else ''} from {source}."
+        differ = f"{len(bad)} of {_many(len(outputs), 'output')} {'differs' if len(bad) == 1 else 'differ'} from {source}"
+        return f"{start}{differ}: {_listed(bad)}. {_sentence(outputs[bad[0]]['reason'])}"
     worst = max((metrics.get("used") or 0.0 for metrics in outputs.values()), default=0.0)
     agree = f"all {len(outputs)} outputs agree" if len(outputs) != 1 else "the output agrees"
     text = f"{start}{agree} with {check['reference'] or 'the reference'}, at {percent(worst)} of the tolerance."
-    return text if name else text[0].upper() + text[1:]
+    return text if name else _sentence(text, end="")
 
 
 def bars(report: Report) -> list[Bar]:
@@ -107,7 +109,7 @@ def bars(report: Report) -> list[Bar]:
     found = []
     for name, interval in latency["engines"].items():
         ratio = (latency.get("ratios") or {}).get(name)
-        text = f"{ratio['median']:.3g}x [{ratio['low']:.3g}, {ratio['high']:.3g}]" if ratio else ""
+        text = f"{ratio['median']:.3f}× [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else ""
         word = ratio["verdict"] if ratio else "baseline"
         found.append(Bar(name, interval["median"], interval["low"], interval["high"], text, word))
     return found
@@ -126,6 +128,11 @@ def checks(report: Report) -> list[tuple[str, Mapping[str, Any]]]:
     if "others" in report:
         return [(str(other["name"]), other["check"]) for other in report["others"]]
     return [("rewritten model", report["check"])] if report.get("check") else []
+
+
+def outputs(check: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Outputs with their metrics: those that disagree first, otherwise in the model's order."""
+    return sorted(check["outputs"].items(), key=lambda item: bool(item[1]["agrees"]))
 
 
 def figure(value: Any) -> str:
@@ -158,6 +165,10 @@ def percent(share: Any) -> str:
     if share < 0.001:
         return "under 0.1 %"
     return f"{100 * share:.2g} %" if share < 10 else f"{share:.3g} times"
+
+
+def _sentence(text: str, end: str = ".") -> str:
+    return text[:1].upper() + text[1:] + end
 
 
 def _many(count: int, what: str) -> str:

@@ -79,8 +79,7 @@ def _outputs(name: str, check: Mapping[str, Any], console: Console) -> None:
     outputs = check["outputs"]
     columns = ("output", "max abs", "max rel", "cosine", "of tolerance", "")
     table = _table(f"Outputs of {name}", *columns, right=columns[1:5])
-    ordered = sorted(outputs.items(), key=lambda item: bool(item[1]["agrees"]))  # disagreements first, else the model's order
-    for output, metrics in ordered[:MOST_ROWS]:
+    for output, metrics in summary.outputs(check)[:MOST_ROWS]:
         style = "" if metrics["agrees"] else "red"
         said = metrics["reason"] if not metrics["agrees"] else "; ".join(metrics.get("notes") or ())
         figures = [summary.figure(metrics["max_abs"]), summary.figure(metrics["max_rel"]), summary.cosine(metrics["cosine"])]
