@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Through(Pattern):
-    """`inner`, reached through any number of nodes of `types` along their first non-constant input. Those nodes are context."""
+    """`inner`, reached through any number of nodes of `types` along their run-time inputs, the first ones first. Those nodes are context."""
 
     types: frozenset[str]
     inner: Pattern
@@ -158,6 +159,7 @@ def producer(value: gs.Tensor) -> gs.Node | None:
     return value.inputs[0] if value.inputs else None
 
 
+@cache
 def root_types(pattern: Pattern) -> frozenset[str]:
     """Operator types that a root node of `pattern` can have."""
     if isinstance(pattern, Op):
@@ -167,6 +169,7 @@ def root_types(pattern: Pattern) -> frozenset[str]:
     raise TypeError(f"a pattern must start with an operator, not {type(pattern).__name__}")
 
 
+@cache
 def least_nodes(pattern: Pattern) -> int:
     """How many nodes the smallest match of `pattern` has, counting a node that is used twice each time."""
     if isinstance(pattern, Op):
@@ -243,17 +246,21 @@ class Matcher:
             yield state if bound is None else bound
 
     def _through(self, pattern: Through, value: gs.Tensor, state: _State) -> Iterator[_State]:
-        while True:
+        seen: set[int] = set()
+        pending = [(value, state)]
+        while pending:
+            value, state = pending.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
             yield from self._tensor(pattern.inner, value, state)
             node = producer(value)
             if node is None or node.op not in pattern.types or node.domain not in STANDARD:
-                return
-            runtime = [t for t in node.inputs if not t.is_empty() and not query.is_constant(t)]
-            if not runtime:
-                return
+                continue
             state = state.extended()
             state.context[id(node)] = node
-            value = runtime[0]
+            runtime = [given for given in node.inputs if not given.is_empty() and not query.is_constant(given)]
+            pending.extend((given, state) for given in reversed(runtime))
 
     def _op(self, pattern: Op, value: gs.Tensor, state: _State) -> Iterator[_State]:
         known = state.ops.get(id(pattern))
