@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def measure(candidate: Candidate) -> results.Row:
     shapes = _fixed_shapes(model, feeds)
     cache = Path(candidate.timing_cache) if candidate.timing_cache else None
 
-    automatic, _ = _optimized(candidate, work / "automatic.onnx", policy="none")
-    fused, sites = _optimized(candidate, work / "fused.onnx", policy=candidate.policy)
+    automatic, _ = _optimized(candidate, work / "automatic.onnx", "none", feeds)
+    fused, sites = _optimized(candidate, work / "fused.onnx", candidate.policy, feeds)
     clock.lap("optimize")
     engines = {"automatic": work / "automatic.engine", "fused": work / "fused.engine"}
     manifests = {
@@ -224,21 +225,23 @@ def why(status: int | None, said: str, timeout: float) -> str:
     return last.removeprefix("error: ")
 
 
-def _optimized(candidate: Candidate, out: Path, policy: str) -> tuple[Path, dict[str, int]]:
-    """The rewritten model, and how many sites of each fusion are in it."""
-    from onnxfuse import pipeline
+def _optimized(candidate: Candidate, out: Path, policy: str, feeds: Mapping[str, Array]) -> tuple[Path, dict[str, int]]:
+    """The rewritten model, and how many sites of each fusion are in it. The engine's outputs are checked, not the
+    model's.
+    """
+    from onnxfuse import gpus, pipeline
 
-    result = pipeline.optimize(Path(candidate.model), out, policy=policy, precision=candidate.precision)
-    return out, fused_sites(result)
-
-
-def fused_sites(result: Any) -> dict[str, int]:
-    """Counts of fused sites by fusion, from the pipeline's result."""
-    counts: dict[str, int] = {}
-    for site in result.sites:
-        if site.decision == "fused":
-            counts[site.fusion] = counts.get(site.fusion, 0) + 1
-    return dict(sorted(counts.items()))
+    result = pipeline.optimize(
+        Path(candidate.model),
+        out,
+        policy=policy,
+        precision=candidate.precision,
+        gpu=gpus.resolve("auto"),
+        feeds=[dict(feeds)],
+        check=False,
+    )
+    counts = Counter(decision.site.fusion for decision in result.decisions if decision.fused)
+    return out, dict(sorted(counts.items()))
 
 
 def _fixed_shapes(model: Path, feeds: Mapping[str, Array]) -> list[str]:

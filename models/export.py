@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,8 @@ def export(name: str, folder: Path = EXPORTED, half: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         model, feeds = Path(temporary) / f"{name}.onnx", Path(temporary) / f"{name}.npz"
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on other batch sizes, which these models are not for
             _to_onnx(torch, module, inputs, architecture, model, legacy=name in LEGACY)
         np.savez(feeds, **{n: x.numpy() for n, x in zip(architecture.input_names, inputs, strict=True)})
         _check(model)
