@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from onnxfuse.fusions import bias_gelu, gelu, layernorm, rmsnorm, silu, skip_layernorm, skip_rmsnorm
+from onnxfuse.fusions import (
+    bias_gelu,
+    conv_bias,
+    conv_bn,
+    gelu,
+    groupnorm,
+    layernorm,
+    linear_bias,
+    qkv_pack,
+    rmsnorm,
+    silu,
+    skip_layernorm,
+    skip_rmsnorm,
+)
 from onnxfuse.fusions.base import Fusion
 
 REGISTRY: tuple[Fusion, ...] = (
     layernorm.FUSION,
     rmsnorm.FUSION,
     gelu.FUSION,
+    groupnorm.FUSION,
     silu.FUSION,
+    conv_bias.FUSION,
+    conv_bn.FUSION,
+    linear_bias.FUSION,
+    qkv_pack.FUSION,
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,

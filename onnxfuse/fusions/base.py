@@ -170,7 +170,7 @@ def _attempt(
         if any(id(node) in claimed for node in found.nodes):
             continue
         match = Match(fusion, graph, root, found.tensors, found.nodes, index)
-        refusal = _stays_inside(match, index) or fusion.check(match, model)
+        refusal = fusion.check(match, model) or _stays_inside(match, index)
         if refusal is None:
             return match
         refused = refused or (match, refusal)
@@ -257,13 +257,31 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
         replacement[id(match.root)] = builder.made
         removed.update(id(node) for node in match.nodes)
     if matches:
+        index = matches[0].index
+        gone = _with_unread([node for match in matches for node in match.nodes], removed, index)
         # Only now: what is rewritten still reads attributes and tensors of the nodes it replaces.
-        _detach([node for match in matches for node in match.nodes], removed)
-        for graph in {id(match.graph): match.graph for match in matches}.values():
+        _detach(gone, removed)
+        for graph in {id(graph): graph for graph in (index.owner[id(node)] for node in gone)}.values():
             nodes = list(_replaced(graph.nodes, replacement, removed))
             graph.nodes = _sorted(nodes) if id(graph) in unsorted else nodes
         _define(fusion, stand, model)
     return stand
+
+
+def _with_unread(nodes: Sequence[gs.Node], removed: set[int], index: Index) -> list[gs.Node]:
+    """`nodes`, and those whose results nobody reads once they are gone (Constant nodes, shapes), which are added to `removed`."""
+    gone = list(nodes)
+    for node in gone:
+        for value in node.inputs:
+            source = value.inputs[0] if value.inputs else None
+            if source is None or id(source) in removed or id(source) not in index.owner:
+                continue
+            if any(isinstance(held, gs.Graph) for held in source.attrs.values()):
+                continue
+            if all(id(made) not in index.outputs and all(id(reader) in removed for reader in made.outputs) for made in source.outputs):
+                removed.add(id(source))
+                gone.append(source)
+    return gone
 
 
 def _detach(nodes: Sequence[gs.Node], removed: set[int]) -> None:

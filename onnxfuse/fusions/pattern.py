@@ -75,7 +75,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Through(Pattern):
-    """`inner`, reached through any number of nodes of `types` along their run-time inputs, the first ones first. Those nodes are context."""
+    """`inner`, reached through any number of nodes of `types` along any of their run-time inputs, which are context."""
 
     types: frozenset[str]
     inner: Pattern

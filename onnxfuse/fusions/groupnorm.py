@@ -1,0 +1,203 @@
+"""groupnorm: a GroupNormalization that an exporter spelled around InstanceNormalization becomes one node.
+
+    y = (x - mean) / sqrt(variance + epsilon) * scale + bias        statistics over each of num_groups groups of channels and all positions
+
+When it wins: always, as the first step for others. Spelled out it is Reshape to [N, groups, -1], InstanceNormalization, Reshape back,
+Mul and Add; as one node its statistics stay in float32 whatever the precision of the model. Formula and names: ONNX
+GroupNormalization, version 21, with scale and bias for each channel. Below that version the node is of domain onnxfuse. The
+GroupNormalization of version 18 has a scale for each group, is deprecated and is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxfuse.fusions import _bodies, _folding, _norms
+from onnxfuse.fusions._folding import Array
+from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
+from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Pattern, const, op, producer, tensor
+from onnxfuse.graph import query
+from onnxfuse.graph.model import Model
+
+NATIVE = 21
+# From this version on a Constant can take an integer from an attribute; below, the node carries the target of its Reshape.
+_INTEGERS = 12
+
+
+def _pattern(scale: bool, bias: bool) -> Pattern:
+    grouped = op("Reshape", tensor("x"), tensor("groups"), out="grouped")
+    norm: Pattern = op("InstanceNormalization", grouped, const("group_scale"), const("group_bias"), out="instance")
+    norm = op("Reshape", norm, tensor("back"), out="norm")
+    if scale:
+        norm = op("Mul", norm, const("scale"))
+    if bias:
+        norm = op("Add", norm, const("bias"))
+    return norm
+
+
+class GroupNorm(Fusion):
+    name = "groupnorm"
+    kind = "canonical"
+    patterns = (_pattern(True, True), _pattern(True, False), _pattern(False, True), _pattern(False, False))
+
+    def check(self, match: Match, model: Model) -> Refusal | None:
+        x = match["x"]
+        refusal = _norms.refuse_type(x)
+        if refusal:
+            return refusal
+        shape = query.shape(x)
+        if shape is None or not 3 <= len(shape) <= 5 or not isinstance(shape[1], int):
+            return Refusal(f"'{x.name}' is not proved to be [N, C, ...] of rank 3 to 5 with C known", shape)
+        refusal = _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
+        if refusal:
+            return refusal
+        folded = _parameters(match)
+        if isinstance(folded, Refusal):
+            return folded
+        return _folding.refuse_overflow(folded[0], "scale", x) or _folding.refuse_overflow(folded[1], "bias", x)
+
+    def rewrite(self, match: Match, new: Builder) -> gs.Node:
+        x = match["x"]
+        folded = _parameters(match)
+        assert not isinstance(folded, Refusal)
+        inputs = [x]
+        for role, values in zip(("scale", "bias"), folded, strict=True):
+            given = match.get(role)
+            stem = match[f"group_{role}"].name if given is None else given.name
+            inputs.append(new.constant(stem, values.astype(_norms.numpy_type(x))))
+        groups = _groups(match)
+        attrs = {"num_groups": groups, "epsilon": float(match.node("instance").attrs.get("epsilon", 1e-5))}
+        if new.opset >= NATIVE:
+            return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name)
+        attrs["dtype"] = _norms.element_type(x)
+        if new.opset < _INTEGERS:
+            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], np.int64))
+        return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name, domain=DOMAIN)
+
+    def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        if opset >= NATIVE:
+            return ()
+        if opset >= _INTEGERS:
+            attributes = "num_groups, epsilon, dtype"
+            target = """rest = Constant <value_ints = [-1]> () one = Constant <value_ints = [1]> ()
+                        number = Constant <value_int: int = @num_groups> ()
+                        count = Reshape (number, rest) same = Constant <value_ints = [0]> ()
+                        grouped_target = Concat <axis = 0> (same, count, rest)"""
+        else:
+            attributes = "num_groups, epsilon, dtype, grouped_shape"
+            target = """rest = Constant <value = int64[1] {-1}> () same = Constant <value = int64[1] {0}> ()
+                        one = Constant <value = int64[1] {1}> ()
+                        grouped_target = Constant <value: tensor = @grouped_shape> ()"""
+        function = _bodies.define(
+            opset,
+            f"""GroupNormalization <{attributes}> (X, Scale, Bias) => (Y) {{
+                x = Cast <to = 1> (X)
+                {target}
+                grouped = Reshape (x, grouped_target)
+                {_bodies.row_mean(opset, "mean", "grouped")}
+                centered = Sub (grouped, mean)
+                square = Mul (centered, centered)
+                {_bodies.row_mean(opset, "variance", "square")}
+                {_bodies.epsilon(opset)}
+                shifted = Add (variance, eps)
+                root = Sqrt (shifted)
+                norm = Div (centered, root)
+                channels = Shape (Scale)
+                flat_target = Concat <axis = 0> (same, channels, rest)
+                flat = Reshape (norm, flat_target)
+                column = Concat <axis = 0> (channels, one)
+                wide_scale = Cast <to = 1> (Scale)
+                wide_bias = Cast <to = 1> (Bias)
+                scale = Reshape (wide_scale, column)
+                bias = Reshape (wide_bias, column)
+                scaled = Mul (flat, scale)
+                y = Add (scaled, bias)
+                shape = Shape (X)
+                back = Reshape (y, shape)
+                Y = Cast <to: int = @dtype> (back)
+            }}""",
+        )
+        return (function,)
+
+
+def _groups(match: Match) -> int:
+    sizes = _folding.known_sizes(match["group_scale"])
+    assert sizes
+    return sizes[0]
+
+
+def _refuse_groups(match: Match, shape: Sequence[int | str | None], channels: int) -> Refusal | None:
+    """The first Reshape must make [N, groups, everything else]."""
+    target = query.constant(match["groups"])
+    if target is None:
+        return Refusal("number of groups is computed at run time", match["groups"].name)
+    sizes = query.shape(match["group_scale"])
+    if sizes is None or len(sizes) != 1 or query.shape(match["group_bias"]) != sizes:
+        return Refusal("scale of the InstanceNormalization is not one value for each of the groups", sizes)
+    groups = _groups(match)
+    wanted = [int(size) for size in target]
+    if len(wanted) != 3 or wanted[1] != groups:
+        return Refusal(f"Reshape does not make [N, {groups}, -1]", wanted)
+    if groups < 1 or channels % groups:
+        return Refusal(f"{channels} channels cannot be divided into groups", groups)
+    batch, rest = wanted[0], wanted[2]
+    if match.node("grouped").attrs.get("allowzero", 0) and batch == 0:
+        return Refusal("Reshape makes a tensor of no elements (allowzero)", wanted)
+    known = [size for size in shape[2:] if isinstance(size, int)]
+    whole = channels // groups * int(np.prod(known)) if len(known) == len(shape) - 2 else None
+    kept = batch == 0 or (batch == shape[0] and rest in (-1, whole)) or (batch == -1 and rest == whole)
+    return None if kept and (rest in (-1, whole)) else Refusal(f"Reshape is not proved to keep the batch of {list(shape)}", wanted)
+
+
+def _refuse_back(match: Match, shape: Sequence[int | str | None]) -> Refusal | None:
+    """The second Reshape must give the shape of the input again."""
+    x, back = match["x"], match["back"]
+    source = producer(back)
+    if source is not None and source.op == "Shape" and source.domain in STANDARD:
+        whole = not source.attrs.get("start", 0) and "end" not in source.attrs
+        if whole and (source.inputs[0] is x or query.same_shape(source.inputs[0], x)):
+            return None
+    if query.same_shape(match["norm"], x):
+        return None
+    target = query.constant(back)
+    if target is None:
+        return Refusal("shape of the second Reshape is not proved to be that of the input", back.name)
+    wanted = [int(size) for size in target.reshape(-1)]
+    copies = not match.node("norm").attrs.get("allowzero", 0)
+    agrees = [
+        size == -1 or size == given or (size == 0 and copies and (axis == 0 or (axis == 1 and given == _groups(match))))
+        for axis, (size, given) in enumerate(zip(wanted, shape, strict=False))
+    ]
+    if len(wanted) == len(shape) and all(agrees):
+        return None
+    return Refusal(f"second Reshape does not give the shape {list(shape)} of the input", wanted)
+
+
+def _parameters(match: Match) -> tuple[Array, Array] | Refusal:
+    """Scale and bias for each channel in float64: those of the InstanceNormalization, one a group, with those behind it."""
+    shape = query.shape(match["x"]) or []
+    channels = shape[1]
+    assert isinstance(channels, int)
+    for role in ("group_scale", "group_bias", "scale", "bias"):
+        value = match.get(role)
+        refusal = None if value is None else _folding.refuse_parameter(value, role.replace("_", " "))
+        if refusal:
+            return refusal
+    scale, bias = (np.repeat(_folding.wide(match[f"group_{role}"]), channels // _groups(match)) for role in ("scale", "bias"))
+    for role in ("scale", "bias"):
+        value = match.get(role)
+        given = None if value is None else _folding.per_channel(value, channels, 1, len(shape))
+        if isinstance(given, Refusal):
+            return given
+        if given is not None and role == "scale":
+            scale, bias = scale * given, bias * given
+        elif given is not None:
+            bias = bias + given
+    return scale, bias
+
+
+FUSION = GroupNorm()
