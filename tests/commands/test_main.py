@@ -76,7 +76,9 @@ def test_every_option_has_a_help_text(entry: commands.Command):
     for path, command in leaves(commands.load(entry), (entry.name,)):
         assert command.help, path
         for parameter in command.params:
-            assert getattr(parameter, "help", None), f"{' '.join(path)}: {parameter.name} has no help text"
+            text = getattr(parameter, "help", None)
+            assert text, f"{' '.join(path)}: {parameter.name} has no help text"
+            assert "[" not in text, f"{' '.join(path)}: {parameter.name}: rich takes brackets for markup and drops them"
 
 
 def test_no_arguments_print_the_help(run_cli):
