@@ -1,0 +1,435 @@
+"""The plugin library: finds the CUDA compiler, compiles plugins/ for one GPU architecture, and keeps the result by content.
+
+A library is compiled on first use and then taken from the user's cache (ONNXFUSE_CACHE, else XDG_CACHE_HOME/onnxfuse). A cached
+one is used only if its hash is still the one noted when it was made. Two processes that want the same library build it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from onnxfuse.errors import BadInput, MissingHere
+
+MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
+OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
+
+Progress = Callable[[str, int, int], None]
+"""Called after each compiled file with its name, how many are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator of domain "onnxfuse" that the library implements."""
+
+    name: str
+    covers: str
+    max_width: int | None  # longest last axis; None: any
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+
+
+OPS = (
+    Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
+    Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
+    Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
+)
+PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What ptxas says that one kernel needs: registers of a thread; the rest in bytes, smem of a block, stack of a thread."""
+
+    name: str
+    sm: int
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    smem: int
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled plugin library for one architecture."""
+
+    path: Path
+    sm: int
+    sha256: str
+    kernels: tuple[KernelUse, ...]
+    ops: tuple[str, ...]
+    compiler: str
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler: its program, the static runtime library it comes with, its release, and the architectures it knows."""
+
+    path: Path
+    cudart: Path
+    release: str
+    architectures: frozenset[int]
+
+
+NVCC_REMEDY = "install it with `pip install 'onnxfuse[nvcc]'`, or set CUDA_HOME to a CUDA toolkit"
+
+
+def sources() -> Path:
+    """The folder of CUDA sources: plugins/ in a checkout, or its copy inside the installed package."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_plugins", package.parent / "plugins"):
+        if (folder / "exports.map").is_file():
+            return folder
+    raise MissingHere(f"{package / '_plugins'}: the plugin sources are not there; install onnxfuse again")
+
+
+def find_nvcc(sm: int | None = None) -> Nvcc:
+    """The first CUDA compiler that works, and that knows architecture `sm` where one is given.
+
+    Looked for in CUDA_HOME and CUDA_PATH, on PATH, in the pip packages, and in /usr/local/cuda. Raises MissingHere.
+    """
+    faults = []
+    for path in dict.fromkeys(_nvcc_places()):
+        try:
+            nvcc = _inspect_nvcc(path)
+        except MissingHere as fault:
+            faults.append(str(fault))
+            continue
+        if sm is None or sm in nvcc.architectures:
+            return nvcc
+        faults.append(f"{path} (CUDA {nvcc.release}) cannot compile for sm_{sm}")
+    found = "; ".join(faults) if faults else "not in CUDA_HOME, on PATH or among the pip packages"
+    raise MissingHere(f"nvcc, the CUDA compiler: {found}; {NVCC_REMEDY}")
+
+
+def build(sm: int, progress: Progress | None = None) -> Library:
+    """The library for compute capability `sm` (90 is 9.0), compiled unless the cache has it.
+
+    Where no compiler is installed, a cached library of the same sources serves whichever compiler made it.
+    Raises BadInput for an architecture that is too old, MissingHere where a compiler is missing or fails.
+    """
+    if sm < OLDEST_SM:
+        raise BadInput(f"sm_{sm}: neither TensorRT 10 nor CUDA 13 supports it; the oldest GPUs are those of sm_{OLDEST_SM}")
+    source_key = _hash_sources(sources())
+    folder = _private(cache_dir() / "plugins")
+    try:
+        toolchain = _toolchain(sm)
+    except MissingHere:
+        for cached in sorted(folder.glob(f"sm_{sm}-{source_key[:16]}-*/library.json")):
+            if library := _load(cached.parent):
+                return library
+        raise
+    place = folder / f"sm_{sm}-{source_key[:16]}-{toolchain.key[:8]}"
+    with _locked(place.with_suffix(".lock")):
+        if library := _load(place):
+            return library
+        with _new_folder(place) as work:
+            _compile(sm, toolchain, work, progress)
+    library = _load(place)
+    if library is None:
+        raise MissingHere(f"{place}: the library that was just built cannot be read back; check the disk")
+    return library
+
+
+def cache_dir() -> Path:
+    """onnxfuse's folder in the user's cache, or ONNXFUSE_CACHE."""
+    if own := os.environ.get("ONNXFUSE_CACHE"):
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxfuse"
+
+
+# --- compilers ---------------------------------------------------------------------------------------------------------
+
+
+def _nvcc_places() -> Iterator[Path]:
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
+    if on_path := shutil.which("nvcc"):
+        candidates.append(Path(on_path))
+    # The wheels put their parts together under the namespace package `nvidia`, in a folder for each CUDA major.
+    spec = importlib.util.find_spec("nvidia")
+    for location in (spec.submodule_search_locations if spec else None) or []:
+        candidates += sorted(Path(location).glob("cu*/bin/nvcc"), reverse=True)
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    return (path.resolve() for path in candidates if path.is_file())
+
+
+@cache
+def _inspect_nvcc(path: Path) -> Nvcc:
+    release = re.search(r"release ([\d.]+), V([\d.]+)", _output([path, "--version"]))
+    if not release:
+        raise MissingHere(f"{path} does not say its version")
+    if int(release[1].split(".")[0]) < 12:
+        raise MissingHere(f"{path} is of CUDA {release[1]}, and 12.0 is needed")
+    architectures = re.findall(r"sm_(\d+)\b", _output([path, "--list-gpu-code"]))
+    home = path.parent.parent
+    # Toolkits have lib64 or targets/, wheels have lib, distributions a folder for each kind of machine.
+    for pattern in ("lib64", "lib", "targets/*/lib", "lib/*-linux-gnu"):
+        for folder in sorted(home.glob(pattern)):
+            if (folder / "libcudart_static.a").is_file():
+                return Nvcc(path, folder / "libcudart_static.a", release[2], frozenset(map(int, architectures)))
+    raise MissingHere(f"{path} has no libcudart_static.a beside it (package nvidia-cuda-runtime)")
+
+
+@dataclass(frozen=True)
+class _Toolchain:
+    nvcc: Nvcc
+    cxx: Path
+    key: str
+
+
+def _toolchain(sm: int) -> _Toolchain:
+    name = os.environ.get("CXX") or "g++"
+    cxx = shutil.which(name)
+    if not cxx:
+        raise MissingHere(f"{name}: no such C++ compiler; install g++ (Debian and Ubuntu: `apt-get install g++`), or set CXX")
+    nvcc = find_nvcc(sm)
+    version = _output([Path(cxx), "--version"]).splitlines()[0]
+    commands = [_compile_command(nvcc, Path("cxx"), sm), _link_command(Path("cxx"), Path("cudart"), Path("exports"))]
+    key = hashlib.sha256(json.dumps([nvcc.release, version, commands[0][1:], commands[1]]).encode()).hexdigest()
+    return _Toolchain(nvcc, Path(cxx), key)
+
+
+def _output(command: list[Path | str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError) as fault:
+        raise MissingHere(f"{command[0]} does not run: {fault}") from fault
+    return done.stdout
+
+
+def _compile_command(nvcc: Nvcc, cxx: Path, sm: int) -> list[str]:
+    """For .cu and .cpp alike: nvcc knows where its headers are. Machine code of this architecture only."""
+    return [
+        str(nvcc.path), "-ccbin", str(cxx), "-std=c++17", "-O3", "-gencode", f"arch=compute_{sm},code=sm_{sm}",
+        "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden,-ffunction-sections,-fdata-sections", "-c",
+    ]  # fmt: skip
+
+
+def _link_command(cxx: Path, cudart: Path, exports: Path) -> list[str]:
+    """The CUDA and C++ runtimes are linked in, so that the library needs libc alone. TensorRT's is not linked at all."""
+    return [
+        str(cxx), "-shared", "-s", "-static-libstdc++", "-static-libgcc", f"-Wl,--version-script={exports}",
+        "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--no-undefined", str(cudart), "-lrt", "-lpthread", "-ldl",
+    ]  # fmt: skip
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------------
+
+
+def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | None) -> None:
+    """Compile and link into `work`: the library, and library.json with its hash and kernels."""
+    root = sources()
+    units = sorted(root.rglob("*.cu")) + sorted(root.rglob("*.cpp"))  # the long ones first
+    command = _compile_command(toolchain.nvcc, toolchain.cxx, sm)
+    objects = [work / f"{index}.o" for index in range(len(units))]
+    kernels: list[KernelUse] = []
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {
+            pool.submit(_run, [*command, str(unit), "-o", str(target)], unit.relative_to(root)): unit
+            for unit, target in zip(units, objects, strict=True)
+        }
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                unit = jobs[job]
+                used = parse_ptxas(job.result())
+                refuse_spills(used, allowed_spills(unit.parent), f"nvcc {toolchain.nvcc.release}")
+                kernels += used
+                if progress:
+                    progress(str(unit.relative_to(root)), done, len(units))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    library = work / "libonnxfuse_plugins.so"
+    link = _link_command(toolchain.cxx, toolchain.nvcc.cudart, root / "exports.map")
+    # The static archive comes after the objects that need it.
+    _run([*link[:3], *map(str, objects), *link[3:], "-o", str(library)], Path(library.name))
+    for path in objects:
+        path.unlink()
+    note = {
+        "schema": 1,
+        "sm": sm,
+        "sha256": _hash_file(library),
+        "ops": [op.name for op in OPS],
+        "compiler": f"nvcc {toolchain.nvcc.release}",
+        "kernels": [asdict(use) for use in sorted(kernels, key=lambda use: use.name)],
+    }
+    (work / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+def _run(command: list[str], name: Path) -> str:
+    """Run a compiler; returns what it wrote to stderr. Its whole output goes to a log file where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL)
+    if done.returncode == 0:
+        return done.stderr
+    said = done.stdout + done.stderr
+    log = _private(cache_dir() / "logs") / f"{str(name).replace(os.sep, '-')}.log"
+    log.write_text(f"{' '.join(command)}\n\n{said}", encoding="utf-8")
+    lines = [line for line in said.splitlines() if re.search(r"error|fatal|undefined|No space", line)]
+    reason = lines[0] if lines else f"status {done.returncode}"
+    raise MissingHere(f"{name}: {Path(command[0]).name} failed: {reason}; the whole output is in {log}")
+
+
+_ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)' for 'sm_(?P<sm>\d+)a?'")
+_PROPERTIES = re.compile(r"Function properties for (?P<name>\S+)")
+_STACK = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+_USED = re.compile(r"Used (?P<registers>\d+) registers")
+_SMEM = re.compile(r"(?P<smem>\d+) bytes smem")
+
+
+def parse_ptxas(said: str) -> list[KernelUse]:
+    """What `ptxas -v` reports of every function, kernels' names demangled.
+
+    Each kernel has three lines, in this order: its name and architecture, stack and spills, registers and shared memory. A device
+    function that was not inlined has the second only, within a kernel's lines or outside: it is listed with 0 registers.
+    """
+    functions: dict[str, dict[str, int]] = {}
+    entry = current = ""
+    sm = 0
+    for line in said.splitlines():
+        if match := _ENTRY.search(line):
+            entry = match["name"]
+            sm = int(match["sm"])
+            functions[entry] = {"sm": sm}
+        elif match := _PROPERTIES.search(line):
+            current = match["name"]
+            functions.setdefault(current, {"sm": sm})
+        elif (match := _STACK.search(line)) and current:
+            functions[current].update(
+                stack=int(match["stack"]), spill_stores=int(match["stores"]), spill_loads=int(match["loads"])
+            )
+        elif (match := _USED.search(line)) and entry:
+            smem = _SMEM.search(line)
+            functions[entry].update(registers=int(match["registers"]), smem=int(smem["smem"]) if smem else 0)
+    absent = {"registers": 0, "spill_stores": 0, "spill_loads": 0, "stack": 0, "smem": 0}
+    names = _demangle(list(functions))
+    return [KernelUse(name=name, **{**absent, **use}) for name, use in zip(names, functions.values(), strict=True)]
+
+
+def _demangle(names: list[str]) -> list[str]:
+    tool = shutil.which("c++filt")
+    if not names or not tool:
+        return names
+    done = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    return [_short(line) for line in lines] if len(lines) == len(names) else names
+
+
+def _short(name: str) -> str:
+    """`void onnxfuse::f<__half, 8>(onnxfuse::Args<__half>)` as `f<half, 8>`."""
+    name = re.sub(r"\(onnxfuse::\w+\)", "", name.removeprefix("void ").replace("__nv_bfloat16", "bfloat16"))
+    depth = 0
+    for index, letter in enumerate(name):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "(" and depth == 0:
+            name = name[:index]
+            break
+    return name.replace("onnxfuse::", "").replace("__half", "half")
+
+
+_ALLOW = re.compile(r"//\s*allow-spill\s+(?P<kernel>[^:\n]+):\s*(?P<reason>\S.*)")
+
+
+def allowed_spills(folder: Path) -> dict[str, str]:
+    """The comments `// allow-spill KERNEL: reason` in a plugin's CUDA files: kernel name (or its beginning) to reason."""
+    files = sorted(folder.glob("*.cu")) + sorted(folder.glob("*.cuh"))
+    found = (match for path in files for match in _ALLOW.finditer(path.read_text(encoding="utf-8")))
+    return {match["kernel"].strip(): match["reason"].strip() for match in found}
+
+
+def refuse_spills(kernels: Iterable[KernelUse], allowed: dict[str, str], compiler: str) -> None:
+    """Raise MissingHere for the first kernel that spills registers to memory without leave."""
+    for use in kernels:
+        spilled = use.spill_stores + use.spill_loads
+        if spilled and not any(use.name.startswith(name) for name in allowed):
+            raise MissingHere(
+                f"kernel {use.name}: {compiler} spills {spilled} bytes of registers for sm_{use.sm}, which would make it slow; "
+                f"{NVCC_REMEDY.split(',')[0]}"
+            )
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def _hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _hash_sources(root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in _SOURCES):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+_SOURCES = {".cu", ".cuh", ".cpp", ".h", ".map"}
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made if need be, which nobody else may write or read: code is loaded from it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
+            folder.chmod(0o700)
+    except OSError as fault:
+        raise BadInput(f"{folder}: {fault.strerror}; set ONNXFUSE_CACHE to a folder that can be written") from fault
+    if status.st_uid != os.getuid():
+        raise BadInput(f"{folder}: belongs to another user; set ONNXFUSE_CACHE to a folder of your own")
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file lock; waits while another process has it. A lock ends with its process."""
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _new_folder(place: Path) -> Iterator[Path]:
+    """A temporary folder beside `place` that takes its name, whole, when the block ends; gone if it fails."""
+    work = Path(tempfile.mkdtemp(prefix=".building-", dir=place.parent))
+    try:
+        yield work
+        if place.exists():
+            shutil.rmtree(place)
+        work.rename(place)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _load(place: Path) -> Library | None:
+    """The library in this folder, or None where there is none, or its file is not the one that was built."""
+    try:
+        note = json.loads((place / "library.json").read_text(encoding="utf-8"))
+        library = Library(
+            path=place / "libonnxfuse_plugins.so",
+            sm=note["sm"],
+            sha256=note["sha256"],
+            kernels=tuple(KernelUse(**use) for use in note["kernels"]),
+            ops=tuple(note["ops"]),
+            compiler=note["compiler"],
+        )
+        intact = _hash_file(library.path) == library.sha256
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return library if intact else None
