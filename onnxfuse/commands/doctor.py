@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 import typer
 
 from onnxfuse import __version__
-from onnxfuse.commands.faults import cache_dir, one_line
+from onnxfuse.commands.faults import one_line
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.plugins import cache_dir, find_nvcc
 
 FREE_GB_WANTED = 2.0  # a compiled library is 1 MB; engines and timing caches of large models are what needs room
 
@@ -83,25 +84,24 @@ def abilities(findings: list[Finding]) -> list[Ability]:
 
 
 def _print_table(findings: list[Finding], can: list[Ability]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console()
-    table = Table(title=f"onnxfuse {__version__} on this machine", title_justify="left", show_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("what", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("how to get it", overflow="fold")
+    table = Table(title=f"onnxfuse {__version__} on this machine", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "what", "found, or how to get it"):
+        table.add_column(column, overflow="fold")
     for finding in findings:
         mark = "[green]yes[/]" if finding.ok else "[yellow]no[/]"
-        table.add_row(mark, finding.name, escape(finding.found), escape(finding.remedy))
+        remedy = f"\n[yellow]→[/] {escape(finding.remedy)}" if finding.remedy else ""
+        table.add_row(mark, finding.name, escape(finding.found) + remedy)
     console.print(table)
-    console.print()
     for ability in can:
         want = ", ".join(ability.missing)
         answer = f"[yellow]not here[/], for want of {want}" if want else "[green]works here[/]"
-        console.print(f"onnxfuse {ability.name}: {answer}", highlight=False)
+        console.print(f"onnxfuse {ability.name}: {answer}", highlight=False, soft_wrap=True)
 
 
 def _python() -> Finding:
@@ -133,13 +133,11 @@ def _version(name: str, module: object) -> str:
 
 
 def _nvcc() -> Finding:
-    from onnxfuse.plugins import find_nvcc
-
     try:
         nvcc = find_nvcc()
     except OnnxfuseError as fault:
         return _missing("nvcc", fault)
-    return Finding("nvcc", True, f"{nvcc.version} ({nvcc.path})")
+    return Finding("nvcc", True, f"{nvcc.release} ({nvcc.path})")
 
 
 def _missing(name: str, fault: OnnxfuseError) -> Finding:
@@ -149,12 +147,12 @@ def _missing(name: str, fault: OnnxfuseError) -> Finding:
 
 
 def _cxx() -> Finding:
-    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
-        path = shutil.which(name)
-        if path:
-            lines = _output([path, "--version"]).splitlines()
-            return Finding("C++ compiler", True, f"{lines[0] if lines else 'version unknown'} ({path})")
-    return Finding("C++ compiler", False, "none on PATH", "apt-get install g++, or the like; or set CXX")
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    if not path:
+        return Finding("C++ compiler", False, f"{name} is not on PATH", "apt-get install g++, or the like; or set CXX")
+    lines = _output([path, "--version"]).splitlines()
+    return Finding("C++ compiler", True, f"{lines[0] if lines else 'version unknown'} ({path})")
 
 
 def _gpu() -> Finding:
@@ -192,9 +190,9 @@ def _cache() -> Finding:
     free = shutil.disk_usage(existing).free / 1e9
     found = f"{folder}, {free:.1f} GB free"
     if not os.access(existing, os.W_OK):
-        return Finding("cache", False, f"{found}, not writable", "set XDG_CACHE_HOME to a folder that can be written")
+        return Finding("cache", False, f"{found}, not writable", "set ONNXFUSE_CACHE to a folder that can be written")
     if free < FREE_GB_WANTED:
-        return Finding("cache", False, found, f"free {FREE_GB_WANTED:.0f} GB, or set XDG_CACHE_HOME to a larger disk")
+        return Finding("cache", False, found, f"free {FREE_GB_WANTED:.0f} GB, or set ONNXFUSE_CACHE to a larger disk")
     return Finding("cache", True, found)
 
 

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.plugins import cache_dir
 
 USAGE = 2
 MISSING = 3
@@ -65,11 +66,6 @@ def describe(fault: BaseException) -> tuple[str, int]:
 def one_line(message: str) -> str:
     """The message without line breaks and control characters, which names inside a model file may carry."""
     return " ".join("".join(c if c.isprintable() else " " for c in message).split())
-
-
-def cache_dir() -> Path:
-    """onnxfuse's folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxfuse"
 
 
 def _write_log(fault: BaseException) -> str:

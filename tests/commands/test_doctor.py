@@ -89,8 +89,8 @@ def test_abilities_follow_from_findings():
 
 
 def test_a_full_or_readonly_cache_is_told(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ONNXFUSE_CACHE", str(tmp_path))
     monkeypatch.setattr(doctor, "FREE_GB_WANTED", 1e9)
     finding = doctor._cache()
     assert not finding.ok
-    assert "XDG_CACHE_HOME" in finding.remedy
+    assert "ONNXFUSE_CACHE" in finding.remedy
