@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+from onnxfuse.commands.optimize import resolve_gpu
 from onnxfuse.errors import BadInput
+
+if TYPE_CHECKING:
+    from onnxfuse.pipeline import Answer
 
 
 def explain(
@@ -18,7 +24,7 @@ def explain(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
 ) -> None:
     """Say what would be fused, and why a node is not."""
-    from onnxfuse import gpus, pipeline
+    from onnxfuse import pipeline
     from onnxfuse.report import terminal
 
     if why_not is not None:
@@ -28,10 +34,27 @@ def explain(
         if as_json:
             print(json.dumps([vars(answer) for answer in answers], indent=2))
         else:
-            terminal.show_why_not(why_not, [vars(answer) for answer in answers])
+            _print_answers(why_not, answers)
         return
-    result = pipeline.optimize(model, None, policy=policy, gpu=None if gpu is None else gpus.resolve(gpu))
+    result = pipeline.optimize(model, None, policy=policy, gpu=resolve_gpu(gpu))
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
-        terminal.show_optimize(result.to_dict())
+        terminal.show(result.to_dict())
+
+
+def _print_answers(name: str, answers: Sequence[Answer]) -> None:
+    """The closest fusion first; each with how many nodes fitted, and what ended it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not answers:
+        console.print(Text(f"no fusion begins at or near '{name}'"))
+        return
+    table = Table("fusion", "from node", "fitted", "why", title=Text(f"What the fusions say of {name}"), title_justify="left", box=None)
+    for answer in answers:
+        count = str(len(answer.nodes))
+        table.add_row(answer.fusion, Text(answer.root), count, Text(answer.reason), style="green" if answer.fits else "")
+    console.print(table)

@@ -30,6 +30,7 @@ def optimize(
 ) -> None:
     """Rewrite a model with fused operators, and check it."""
     from onnxfuse import pipeline
+    from onnxfuse.commands import progress
     from onnxfuse.report import terminal
 
     target = out or model.with_suffix(".undone.onnx" if undo else ".fused.onnx")
@@ -38,13 +39,13 @@ def optimize(
     if undo:
         _undo(model, target, feeds, check)
         return
-    with terminal.progress() as say:
+    with progress.status() as say:
         result = pipeline.optimize(
             model,
             target,
             policy=policy,
             precision=precision,
-            gpu=_gpu(gpu),
+            gpu=resolve_gpu(gpu),
             only=only,
             skip=skip,
             plan=plan,
@@ -56,7 +57,7 @@ def optimize(
     facts = result.to_dict()
     if report is not None:
         _write_report(facts, report)
-    terminal.show_optimize(facts)
+    terminal.show(facts)
     if not result.agrees:
         assert result.check is not None
         name, reason = next(iter(result.check.disagreements.items()))
@@ -65,9 +66,9 @@ def optimize(
 
 def _undo(model: Path, target: Path, feeds: list[Feeds] | None, check: bool) -> None:
     from onnxfuse import pipeline
-    from onnxfuse.report import terminal
+    from onnxfuse.commands import progress
 
-    with terminal.progress() as say:
+    with progress.status() as say:
         count, checked = pipeline.undo(model, target, feeds=feeds, check=check, progress=say)
     print(f"{target}: {count} fused node{'' if count == 1 else 's'} taken apart")
     if checked is not None and not checked.agrees:
@@ -75,7 +76,7 @@ def _undo(model: Path, target: Path, feeds: list[Feeds] | None, check: bool) -> 
         raise Disagreement(f"{target}: written, but output '{name}' does not agree with {model.name}: {reason}")
 
 
-def _gpu(name: str | None):  # type: ignore[no-untyped-def]  # the type would import the table for --help
+def resolve_gpu(name: str | None):  # type: ignore[no-untyped-def]  # the type would import the table for --help
     from onnxfuse import gpus
 
     return None if name is None else gpus.resolve(name)
