@@ -48,13 +48,14 @@ def _torch() -> Any:
 
 
 def _bert() -> Any:
-    """BertModel of bert-base, of which the two outputs stay: token states and pooled state. No mask: every token
-    counts.
+    """BertModel of bert-base without a mask: token states and pooled state.
+
+    Its parts are called one by one, because BertModel itself makes a mask of ones where none is given, which exports as
+    a Where and an IsNaN in every layer.
     """
     torch = _torch()
     transformers = importlib.import_module("transformers")
-    config = transformers.BertConfig(attn_implementation="sdpa", use_cache=False)
-    bert = transformers.BertModel(config).eval()
+    bert = transformers.BertModel(transformers.BertConfig(attn_implementation="sdpa", use_cache=False))
 
     class Encoder(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -62,10 +63,11 @@ def _bert() -> Any:
             self.bert = bert
 
         def forward(self, input_ids: Any) -> tuple[Any, Any]:
-            answer = self.bert(input_ids=input_ids, return_dict=False)
-            return answer[0], answer[1]
+            kinds = torch.zeros_like(input_ids)
+            states = self.bert.encoder(self.bert.embeddings(input_ids=input_ids, token_type_ids=kinds))[0]
+            return states, self.bert.pooler(states)
 
-    return Encoder()
+    return Encoder().eval()
 
 
 def _ids(batch: int, length: int) -> tuple[Any, ...]:
