@@ -45,16 +45,8 @@ def explain(
 
 def _print_answers(name: str, answers: Sequence[Answer]) -> None:
     """The closest fusion first; each with how many nodes fitted, and what ended it."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
     if not answers:
-        console.print(Text(f"no fusion begins at or near '{name}'"))
-        return
-    table = Table("fusion", "from node", "fitted", "why", title=Text(f"What the fusions say of {name}"), title_justify="left", box=None)
+        print(f"no fusion begins at or near '{name}'")
     for answer in answers:
-        count = str(len(answer.nodes))
-        table.add_row(answer.fusion, Text(answer.root), count, Text(answer.reason), style="green" if answer.fits else "")
-    console.print(table)
+        fitted = f"{len(answer.nodes)} node{'' if len(answer.nodes) == 1 else 's'} fitted, from {answer.root}"
+        print(f"{'+' if answer.fits else '-'} {answer.fusion} ({fitted}): {answer.reason}")

@@ -77,9 +77,11 @@ def _undo(model: Path, target: Path, feeds: list[Feeds] | None, check: bool) -> 
 
 
 def resolve_gpu(name: str | None):  # type: ignore[no-untyped-def]  # the type would import the table for --help
+    if name is None:
+        return None
     from onnxfuse import gpus
 
-    return None if name is None else gpus.resolve(name)
+    return gpus.resolve(name)
 
 
 def _feeds(data: Path | None, model: Path) -> list[Feeds] | None:
