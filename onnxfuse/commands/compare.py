@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from onnxfuse.errors import BadInput, Disagreement, OnnxfuseError
+from onnxfuse.errors import BadInput, Disagreement
 
 if TYPE_CHECKING:
-    from onnxfuse.verify.check import Check
+    from onnxfuse.verify.check import Check, Reference
     from onnxfuse.verify.metrics import Tolerance
-    from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+    from onnxfuse.verify.reference import Runtime
 
 Progress = Callable[[str], None]
 
@@ -34,17 +34,6 @@ class Wanted:
     rtol: float | None
     atol: float | None
     samples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """The feeds, and the reference's outputs for each of them."""
-
-    feeds: list[Feeds]
-    outputs: list[Outputs]
-    evaluator: str
-    source: str
-    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -93,7 +82,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
             reference, others = _undone(wanted.model, folder, progress), (wanted.model,)
         models = [path for path in others if path not in engines]
         _same_inputs(reference, models, engines)
-        given = _given(wanted, reference, models, engines, runtime, progress)
+        given, source = _given(wanted, reference, engines, runtime, progress)
         names = _names(wanted.model, others)
         rows = []
         for path in others:
@@ -103,7 +92,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
     label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
-        inputs={"source": given.source, "feeds": [{n: f"{a.dtype.name}{list(a.shape)}" for n, a in f.items()} for f in given.feeds]},
+        inputs={"source": source, "feeds": [{n: f"{a.dtype.name}{list(a.shape)}" for n, a in f.items()} for f in given.feeds]},
         others=rows,
         latency=latency,
         machine=machine.describe(gpu=bool(engines)),
@@ -181,29 +170,18 @@ def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path,
 # ---------------------------------------------------------------------------------------- inputs and the right values
 
 
-def _given(
-    wanted: Wanted, reference: Path, models: Sequence[Path], engines: Mapping[Path, Any], runtime: Runtime, progress: Progress
-) -> Given:
+def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime: Runtime, progress: Progress) -> tuple[Reference, str]:
+    """The feeds with the right values, and where they come from."""
     from onnxfuse.verify import check, inputs
-    from onnxfuse.verify.reference import describe
 
-    notes: tuple[str, ...] = ()
     if wanted.data:
         feeds = inputs.from_data(wanted.data, reference)
         outputs, evaluator = check.run_feeds(runtime, reference, feeds, progress)
-        source = f"{len(feeds)} from {wanted.data}"
-    else:
-        fixed = {**_engine_sizes(reference, engines), **wanted.dims}
-        feeds = inputs.generate(reference, wanted.seed, 1 if engines else wanted.feeds, fixed)
-        outputs, evaluator = check.run_feeds(runtime, reference, feeds[:1], progress)
-        with contextlib.suppress(OnnxfuseError):  # sizes declared free are at times not: the model itself says which are
-            for feed in feeds[1:]:
-                outputs += runtime.run(reference, [feed], evaluator=evaluator)
-        if len(outputs) < len(feeds):
-            feeds = feeds[: len(outputs)]
-            notes = ("further inputs of other sizes were left out: the reference does not take them",)
-        source = f"{len(feeds)} generated with seed {wanted.seed}"
-    return Given(list(feeds), outputs, evaluator, source, (describe(evaluator), *notes))
+        return check.Reference(feeds, outputs, evaluator), f"{len(feeds)} from {wanted.data}"
+    # An engine need not take other sizes than those that it was optimized for.
+    sizes = {**_engine_sizes(reference, engines), **wanted.dims}
+    given = check.generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
+    return given, f"{len(given.feeds)} generated with seed {wanted.seed}"
 
 
 def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int]:
@@ -226,7 +204,7 @@ def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int
 
 
 def _check_model(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Given, engine: Any, runtime: Runtime, progress: Progress
+    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
 ) -> dict[str, Any]:
     from onnxfuse.verify import check
 
@@ -239,7 +217,7 @@ def _check_model(
 
 
 def _check_engine(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Given, engine: Any, runtime: Runtime, progress: Progress
+    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
 ) -> dict[str, Any]:
     from onnxfuse.engine.run import cast_feeds
     from onnxfuse.verify import check
@@ -265,18 +243,19 @@ def _engine_precision(engine: Any) -> str:
     return "tf32"
 
 
-def _compared(given: Given, got: Sequence[Mapping[str, Any]], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
+def _compared(given: Reference, got: Sequence[Mapping[str, Any]], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
     from onnxfuse.verify.check import check_arrays
+    from onnxfuse.verify.reference import describe
 
-    source, *more = given.notes
-    return check_arrays(given.outputs, got, limits, same_dtype=same_dtype, source=source, notes=(*more, *notes))
+    source = describe(given.evaluator)
+    return check_arrays(given.outputs, got, limits, same_dtype=same_dtype, source=source, notes=(*given.notes, *notes))
 
 
 def _row(name: str, path: Path, kind: str, check: Check) -> dict[str, Any]:
     return {"name": name, "path": str(path), "kind": kind, "check": check}
 
 
-def _latency(wanted: Wanted, engines: Mapping[str, Any], given: Given, progress: Progress) -> dict[str, Any] | None:
+def _latency(wanted: Wanted, engines: Mapping[str, Any], given: Reference, progress: Progress) -> dict[str, Any] | None:
     """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
     if not engines:
         return None

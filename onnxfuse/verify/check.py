@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import inputs, reference
 from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
 from onnxfuse.verify.skim import skeleton
@@ -180,6 +181,49 @@ def same_inputs(original: Path, rewritten: Path) -> None:
         if names:
             listed = ", ".join(repr(name) for name in sorted(names))
             raise BadInput(f"{lacks}: has no input {listed}, which {there} takes; compare models with the same inputs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Feeds, and a model's outputs for each of them, from one evaluator."""
+
+    feeds: list[dict[str, Any]]
+    outputs: list[reference.Outputs]
+    evaluator: str
+    notes: tuple[str, ...] = ()
+
+
+def generated(
+    child: reference.Runtime,
+    model: Path,
+    seed: int = 0,
+    count: int = 1,
+    dims: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Reference:
+    """Made-up feeds that the model takes, and its outputs for them.
+
+    Feeds after the first have other sizes; where the model does not take those, they are left out and a note says so. OnnxfuseError: it
+    does not take the first one either; the message names the sizes that were guessed.
+    """
+    feeds = inputs.generate(model, seed, count, dims)
+    try:
+        outputs, evaluator = run_feeds(child, model, feeds[:1], progress)
+    except reference.CannotRun:
+        raise
+    except OnnxfuseError as error:
+        guessed = [name for name in inputs.symbols(model) if name not in (dims or {})]
+        if not guessed:
+            raise
+        options = " ".join(f"--dims '{name}=N'" for name in guessed)
+        raise OnnxfuseError(f"{error}; free sizes were guessed: give them with {options}, or real inputs with --data") from error
+    notes: tuple[str, ...] = ()
+    with contextlib.suppress(OnnxfuseError):  # sizes that are declared free are at times not
+        for feed in feeds[1:]:
+            outputs += child.run(model, [feed], evaluator=evaluator)
+    if len(outputs) < len(feeds):
+        notes = ("inputs of further sizes were left out: the reference does not take them",)
+    return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
 
 
 def run_feeds(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,9 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     )
     if not tensor.HasField("shape"):
         return InputSpec(value.name, dtype, None)
-    dims = (d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in tensor.shape.dim)
+    # Some exporters name every unknown dimension "?", though they differ.
+    named = (d.dim_param if d.dim_param.strip("?") else None for d in tensor.shape.dim)
+    dims = (d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else n for d, n in zip(tensor.shape.dim, named, strict=True))
     return InputSpec(value.name, dtype, tuple(dims))
 
 
@@ -117,9 +120,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Feeds:
-    import zipfile
-
     feeds = {}
+    if file.suffix == ".npz" and file.exists() and not zipfile.is_zipfile(file):
+        raise BadInput(f"{file}: cannot be read as .npz; write it again with numpy.savez and plain arrays")
     try:
         with np.load(file, allow_pickle=False) as data:
             if not isinstance(data, np.lib.npyio.NpzFile):
@@ -208,7 +211,8 @@ def _default(symbol: str, axis: int, rank: int, spec: InputSpec) -> tuple[int, .
         return SEQUENCE
     if _PIXEL_NAMES.search(symbol) or (rank == 4 and _channels(spec) is not None and axis not in (0, _channels(spec))):
         return PIXELS
-    if axis == 0:
+    # A recurrent state is [layers, batch, width] with a fixed number of layers.
+    if axis == 0 or (axis == 1 and rank == 3 and spec.shape is not None and isinstance(spec.shape[0], int)):
         return BATCH
     if (axis == 1 and rank in (2, 3)) or spec.dtype.kind in "iub":
         return SEQUENCE

@@ -184,7 +184,7 @@ def _measure_exact(got: np.ndarray, want: np.ndarray) -> Metrics:
     if not count:
         return Metrics(True)
     at = _index(int(np.flatnonzero(different)[0]), want.shape)
-    reason = f"{count} of {want.size} values differ, first at {at}: {got[at]!s:.60} instead of {want[at]!s:.60}"
+    reason = f"{count} of {want.size} values differ, first at {list(at)}: {got[at]!s:.60} instead of {want[at]!s:.60}"
     cosine = 0.0 if _is_text(want) else _cosine(got.astype(np.float64), want.astype(np.float64))
     biggest = 1.0 if _is_text(want) else float(np.max(np.abs(want.astype(np.float64)))) or 1.0
     largest = float(errors.max())

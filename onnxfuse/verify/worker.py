@@ -64,13 +64,18 @@ def main(folder: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of what a library said, less its decoration: the node, and what is wrong."""
     if isinstance(error, MemoryError):
         return "out of memory"
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    # Nodes inside nodes each add a lead; the innermost one failed.
+    nodes = re.findall(r"running (\w+) node\. Name:'(.*?)' Status Message: ", text)
+    text = text.rsplit("Status Message: ", 1)[-1]
     if "/onnxruntime_src/" in text:  # a C++ signature stands before the words
-        text = text.rsplit(") ", 1)[-1] if ") " in text else text
-    return text[:400]
+        text = text.rsplit(") ", 1)[-1]
+    node = f"{nodes[-1][0]} node {nodes[-1][1]!r}: " if nodes else ""
+    return (node + text)[:400]
 
 
 class Runner:
