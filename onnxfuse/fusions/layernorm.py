@@ -60,7 +60,7 @@ class LayerNorm(Fusion):
         if isinstance(axes, Refusal) or isinstance(again, Refusal):
             return axes if isinstance(axes, Refusal) else again if isinstance(again, Refusal) else None
         if _norms.from_end(axes, query.rank(x)) != _norms.from_end(again, query.rank(x)):
-            return Refusal("mean and variance are taken over different axes", (axes, again))
+            return Refusal("mean and variance are taken over different axes", f"{axes} and {again}")
         if query.scalar(match["epsilon"]) is None:
             return Refusal("epsilon is not one value", query.shape(match["epsilon"]))
         count = _norms.trailing(axes, query.rank(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ class Net:
         return outputs[0]
 
     def const(self, value: Any, dtype: Any = np.float32, name: str | None = None) -> str:
-        name = name or self.name("c")
+        name = name or self.name(f"{self.prefix}c")
         tensor = numpy_helper.from_array(np.asarray(value).astype(dtype), name)
         if self.constant_nodes:
             self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
@@ -222,3 +223,37 @@ def types_right(model: ModelProto) -> None:
             assert len(one.shape.dim) == len(other.shape.dim), said.name
             for a, b in zip(one.shape.dim, other.shape.dim, strict=True):
                 assert not (a.HasField("dim_value") and b.HasField("dim_value")) or a.dim_value == b.dim_value, said.name
+
+
+# ------------------------------------------------------------------------------------- formulas, in float64
+
+
+def layer_norm(x: np.ndarray, scale: Any = 1.0, bias: Any = 0.0, epsilon: float = 1e-5, axes: tuple[int, ...] = (-1,)) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    centered = x - x.mean(axis=axes, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis=axes, keepdims=True) + epsilon) * np.asarray(scale, np.float64) + np.asarray(
+        bias, np.float64
+    )
+
+
+def rms_norm(x: np.ndarray, scale: Any = 1.0, epsilon: float = 1e-5) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * np.asarray(scale, np.float64)
+
+
+def gelu(x: np.ndarray, variant: str) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    if variant == "erf":
+        return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if variant == "tanh":
+        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / (1 + np.exp(-1.702 * x))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x / (1 + np.exp(-x))
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
