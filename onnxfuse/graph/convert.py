@@ -91,7 +91,8 @@ class Import:
             local[tensor.name] = Constant(name, weights.Weight(tensor, self.folder) if known is None else known)
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
-            local[name] = Constant(name, dense(sparse))
+            values = dense(sparse)
+            local[name] = Constant(name, SparseValues(sparse) if values is None else values)
         return renamed
 
     def _fresh(self, name: str, outer: Scope, renamed: dict[str, str]) -> str:
@@ -189,8 +190,8 @@ def _dim(dim: Any) -> int | str | None:
 _DENSE_LIMIT = 256 << 20  # bytes; a sparse tensor that would be larger stays sparse
 
 
-def dense(sparse: onnx.SparseTensorProto) -> Any:
-    """Values of a sparse initializer as an array; as gs.SparseValues where that would be very large."""
+def dense(sparse: onnx.SparseTensorProto) -> np.ndarray[Any, Any] | None:
+    """Values of a sparse initializer as an array; None where that would be very large."""
     name = shown(sparse.values.name)
     dims = list(sparse.dims)
     weights.check(sparse.values, None, f"sparse initializer {name}")
@@ -198,7 +199,7 @@ def dense(sparse: onnx.SparseTensorProto) -> Any:
     if any(d < 0 for d in dims):
         raise BadInput(f"sparse initializer {name}: impossible shape {shown(dims)}; the file is damaged")
     if weights.byte_size(dims, sparse.values.data_type) > _DENSE_LIMIT:
-        return SparseValues(sparse)
+        return None
     values = onnx.numpy_helper.to_array(sparse.values).reshape(-1)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     flat = indices if indices.ndim == 1 else None
@@ -365,7 +366,8 @@ def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:
             for size in tensor.shape:
                 dim = dims.add()
                 if isinstance(size, str):
-                    dim.dim_param = "" if size.startswith("unk__") else size  # unk__N: made up by shape inference
+                    if not size.startswith("unk__"):  # made up by shape inference
+                        dim.dim_param = size
                 elif size is not None:
                     dim.dim_value = int(size)
 

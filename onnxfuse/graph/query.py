@@ -35,10 +35,13 @@ def constant(tensor: gs.Tensor) -> np.ndarray[Any, Any] | None:
             array: np.ndarray[Any, Any] = values.array()
             return array
         if isinstance(values, np.ndarray):
-            view = values.view()
+            view: np.ndarray[Any, Any] = values.view()
             view.flags.writeable = False
             return view
-        return None if isinstance(values, SparseValues) else np.asarray(found.values)
+        if isinstance(values, SparseValues):
+            return None
+        loaded: np.ndarray[Any, Any] = np.asarray(found.values)
+        return loaded
     if len(tensor.inputs) == 1 and tensor.inputs[0].op == "Constant" and not tensor.inputs[0].domain:
         return _plain_constant(tensor.inputs[0].attrs)
     return None

@@ -7,14 +7,16 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import weights
-from onnxfuse.graph.convert import Import, node_graphs
+from onnxfuse.graph.convert import Import, dense, node_graphs
 from onnxfuse.graph.functions import inline_foreign
 from onnxfuse.graph.model import Model, opset
 from onnxfuse.graph.names import first_line, shown
@@ -78,13 +80,14 @@ def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model
     external = _check_tensors(proto, folder, data)
     header = _header(proto)
     values = [weights.Weight(tensor, folder, data.get(i)) for i, tensor in enumerate(proto.graph.initializer)]
-    constants = {value.tensor.name: value for value in values}
+    constants: dict[str, Any] = {value.tensor.name: value for value in values}
     if len(constants) < len(values):
         raise BadInput("two initializers have the same name; export the model again")
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= 4 else set()
     defaults = {name: constants.pop(name) for name in list(constants) if name in inputs}
     del proto.graph.initializer[:]
     constants.update(_lift(proto.graph, folder, constants))
+    constants.update(_densify(proto.graph))
     put_constants(proto.graph, constants)
     _arrange(proto.graph)
     for function in proto.functions:
@@ -97,6 +100,15 @@ def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model
     typed = infer(plain)
     graph = Import(folder, constants).graph(typed.graph, [], list(header.opset_import), opset(header))
     return Model(graph, header, {(f.domain, f.name): f for f in typed.functions}, path, defaults, external)
+
+
+def _densify(graph: GraphProto) -> dict[str, np.ndarray[Any, Any]]:
+    """Takes sparse initializers out of a graph, but for those that would be very large: their dense values by name."""
+    sparse = list(graph.sparse_initializer)
+    values = [dense(tensor) for tensor in sparse]
+    del graph.sparse_initializer[:]
+    graph.sparse_initializer.extend(tensor for tensor, array in zip(sparse, values, strict=True) if array is None)
+    return {tensor.values.name: array for tensor, array in zip(sparse, values, strict=True) if array is not None}
 
 
 def _lift(graph: GraphProto, folder: Path | None, known: Mapping[str, object]) -> dict[str, weights.Weight]:

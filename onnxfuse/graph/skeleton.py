@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx import GraphProto, ModelProto, TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from onnxfuse.graph import weights
 from onnxfuse.graph.convert import Export, node_graphs, set_type
-from onnxfuse.graph.model import Model
+from onnxfuse.graph.model import Model, opset
 
 SMALL = 1024  # bytes; constants up to this size may be shapes, axes and the like, and stay
 
@@ -68,10 +68,13 @@ def infer(skeleton: ModelProto) -> ModelProto:
         said[value.name] = ValueInfoProto.FromString(value.SerializeToString())
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    deprecated = _stand_in(bare.graph, opset(bare))
     try:
         typed = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except Exception:
         typed = bare
+    for i, node in deprecated.items():
+        typed.graph.node[i].CopyFrom(node)
     found = {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
     if not any(_contradicts(value.type, found[name].type) for name, value in said.items() if name in found):
         for name, value in said.items():
@@ -82,6 +85,20 @@ def infer(skeleton: ModelProto) -> ModelProto:
             elif found[name].type.WhichOneof("value") is None:
                 found[name].type.CopyFrom(value.type)
     return typed
+
+
+def _stand_in(graph: GraphProto, version: int) -> dict[int, NodeProto]:
+    """onnx infers nothing for GroupNormalization of opset 18 (deprecated, but run everywhere): another operator of the same
+    types takes its place meanwhile. Returns the nodes to be put back, by index."""
+    found: dict[int, NodeProto] = {}
+    if not 18 <= version < 21:
+        return found
+    for i, node in enumerate(graph.node):
+        if node.op_type == "GroupNormalization" and not node.domain:
+            found[i] = NodeProto.FromString(node.SerializeToString())
+            node.op_type = "InstanceNormalization"
+            del node.attribute[:]
+    return found
 
 
 def _contradicts(said: TypeProto, found: TypeProto) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import onnx
 from onnx import ModelProto, TensorProto
 from onnx_graphsurgeon.ir.tensor import SparseValues
 
@@ -89,16 +90,18 @@ def _assemble(model: Model, inline: bool) -> tuple[ModelProto, dict[str, Any]]:
 def _declare(proto: ModelProto, constants: dict[str, Any], inputs: set[str]) -> None:
     """Before IR version 4 every initializer is a graph input as well: those gone are left out, new ones come last."""
     kept = [value for value in proto.graph.input if value.name in constants or value.name in inputs]
-    declared = {value.name for value in kept}
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    declared = {value.name: value for value in kept}
     for name, values in constants.items():
-        if name not in declared:
-            value = proto.graph.input.add(name=name)
+        old = declared.get(name)
+        if old is None or old.type.tensor_type.elem_type != weights.elem_type(values.dtype):
+            value = declared.setdefault(name, onnx.ValueInfoProto(name=name))
             value.type.tensor_type.elem_type = weights.elem_type(values.dtype)
+            value.type.tensor_type.ClearField("shape")
             value.type.tensor_type.shape.SetInParent()
             for size in values.shape:
                 value.type.tensor_type.shape.dim.add(dim_value=size)
+    del proto.graph.input[:]
+    proto.graph.input.extend(declared.values())
 
 
 def _size(values: Any) -> int:
