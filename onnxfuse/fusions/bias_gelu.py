@@ -49,8 +49,8 @@ class BiasGelu(Fusion):
             _bodies.define(
                 opset,
                 f"""Bias{kind.op} <dtype> (X, bias) => (Y) {{
-                    sum = Add (X, bias)
-                    x = Cast <to = 1> (sum)
+                    biased = Add (X, bias)
+                    x = Cast <to = 1> (biased)
                     {kind.body}
                     Y = Cast <to: int = @dtype> (y)
                 }}""",
