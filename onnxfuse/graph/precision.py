@@ -7,8 +7,9 @@ Rules. Graph inputs and outputs keep their declared types, with one Cast a tenso
 takes half if its schema allows half at the model's opset (Conv has bfloat16 only since opset 22), float32 otherwise. All float
 inputs of a node so have one type, as a strongly typed TensorRT network wants, but for those that the operator fixes (scales of Resize).
 In float32 stay: what the caller names; what `ranges` shows to pass the half range, with everything that reads it; sums that
-could pass it on the way; spelled-out norm statistics (a square that is averaged, up to the division by its root); angles
-of Sin and Cos, and index arithmetic on whole numbers, where half has too few digits; dequantization of integer products.
+could pass it on the way; what reads a constant that half cannot hold (mask fills and bounds of Clip are clamped instead);
+spelled-out norm statistics (a square that is averaged, up to the division by its root); angles of Sin and Cos, and index
+arithmetic on whole numbers, where half has too few digits; dequantization of integer products.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _SQUARE_SUMS = frozenset({"ReduceL2", "ReduceSumSquare"})
 _STATISTICS = frozenset({"Add", "Clip", "Max", "Pow", "Reciprocal", "Reshape", "Sqrt", "Squeeze", "Unsqueeze"})
 _MOVES = frozenset({"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _INTEGER_PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
+_SATURATE = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Pad", "Where"})
+_VANISHES = "vanishes in half precision"
+_PARAMETER = 1 << 16  # elements; larger constants are weights, where a few vanished values are counted and do no harm
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
@@ -74,9 +78,9 @@ def convert(
     if precision not in _HALF:
         raise BadInput(f"precision {shown(precision)}: unknown; use fp16 or bf16")
     work = _Conversion(model, _HALF[precision], dict(ranges or {}))
+    floats = [node for node in work.nodes.values() if work.is_float_node(node)]
     work.decide(list(keep_fp32))
     work.rewrite()
-    floats = [node for node in work.nodes.values() if work.is_float_node(node)]
     kept = tuple((node.name, node.op, work.kept[id(node)]) for node in floats if id(node) in work.kept)
     return PrecisionReport(precision, len(floats) - len(kept), kept, work.casts, work.clamped, work.vanished, work.subnormal)
 
@@ -132,6 +136,7 @@ class _Conversion:
                 _type_bodies(node)
         self.stored: dict[int, np.dtype[Any]] = {}  # float32 variables -> their type after conversion
         self._fills: set[int] = set()
+        self._reaches: dict[int, float] = {}
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -142,6 +147,8 @@ class _Conversion:
             reason = self._own_reason(node)
             if reason:
                 self._keep(node, reason)
+                if reason.endswith(_VANISHES) and node.op != "BatchNormalization":
+                    self._keep_until_division(node, None, reason)
         for node in self.nodes.values():
             self._keep_statistics(node)
         self._keep_whole_numbers()
@@ -187,7 +194,36 @@ class _Conversion:
             return "sequences keep their type"
         if node.op in ("Sin", "Cos") and not node.domain:
             return "angles need more digits than half precision has"
-        return self._dequantizes(node) or self._range_reason(node) or self._schema_reason(node)
+        return self._dequantizes(node) or self._range_reason(node) or self._constant_reason(node) or self._schema_reason(node)
+
+    def _constant_reason(self, node: gs.Node) -> str | None:
+        """A constant that half cannot hold, where clamping it would change more than an end of the range."""
+        if node.domain or node.op in _SATURATE:
+            return None
+        for tensor in node.inputs:
+            if tensor.is_empty() or query.dtype(tensor) != _FLOAT or not query.is_constant(tensor) or self._is_fill(tensor):
+                continue
+            reach = self._reach(tensor)
+            if reach > self.largest:
+                return f"constant {shown(tensor.name)} reaches {reach:.3g}"
+            if self._vanishes(tensor) and (node.op == "BatchNormalization" or reach < self.smallest):
+                return f"constant {shown(tensor.name)} {_VANISHES}"
+        return None
+
+    def _reach(self, tensor: gs.Tensor) -> float:
+        """Largest absolute value of a constant; inf and NaN do not count."""
+        key = id(tensor)
+        if key not in self._reaches:
+            value = query.constant(tensor)
+            ends = np.zeros(1, np.float32) if value is None or not value.size else np.array([value.min(), value.max()])
+            if value is not None and not np.isfinite(ends).all():
+                ends = value[np.isfinite(value)]
+            self._reaches[key] = float(np.abs(ends).max(initial=0.0))
+        return self._reaches[key]
+
+    def _vanishes(self, tensor: gs.Tensor) -> bool:
+        value = query.constant(tensor) if math.prod(tensor.shape or [1]) <= _PARAMETER else None
+        return value is not None and bool(((value != 0) & (value.astype(self.half) == 0)).any())
 
     def _schema_reason(self, node: gs.Node) -> str | None:
         """The operator's data cannot be half at this opset."""
@@ -277,6 +313,10 @@ class _Conversion:
                 if _maker(mean, "ReduceMean"):
                     self._keep(mean.inputs[0], reason)
         self._keep(node, reason)
+        self._keep_until_division(node, base, reason)
+
+    def _keep_until_division(self, node: gs.Node, data: gs.Tensor | None, reason: str) -> None:
+        """Everything from a statistic to the division (or product with the reciprocal) that it is made for."""
         pending = list(node.outputs[0].outputs)
         seen: set[int] = set()
         while pending:
@@ -289,7 +329,7 @@ class _Conversion:
                 pending += reader.outputs[0].outputs
             elif reader.op in ("Div", "Mul"):
                 self._keep(reader, reason)
-                if not any(tensor is base for tensor in reader.inputs) and not _grows(reader):
+                if not any(tensor is data for tensor in reader.inputs) and not _grows(reader):
                     pending += reader.outputs[0].outputs  # 1 / sqrt(v), scaled before it meets the data
 
     def _keep_whole_numbers(self) -> None:
