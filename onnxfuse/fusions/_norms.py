@@ -110,9 +110,7 @@ def parameter(value: gs.Tensor | None, sizes: Sequence[int], filler: float, like
         return new.filled("ones" if filler else "zeros", filler, tuple(sizes), numpy_type(like))
     if query.rank(value) == len(sizes):
         return value
-    values = query.constant(value)
-    assert values is not None  # row_parameter lets only constants have extra axes
-    return new.constant(value.name, values.reshape(tuple(sizes)))
+    return new.reshaped(value, tuple(sizes))  # row_parameter lets only constants have extra axes
 
 
 def rows_of(value: gs.Tensor, count: int) -> list[int] | Refusal:

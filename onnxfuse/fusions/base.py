@@ -16,7 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, least_nodes, root_types
-from onnxfuse.graph import functions
+from onnxfuse.graph import functions, query
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
@@ -208,6 +208,7 @@ class Builder:
         self.model = model
         self.made: list[gs.Node] = []
         self._constants: dict[tuple[Any, ...], gs.Constant] = {}
+        self._reshaped: dict[tuple[int, tuple[int, ...]], gs.Constant] = {}
 
     @property
     def opset(self) -> int:
@@ -232,6 +233,15 @@ class Builder:
 
     def constant(self, stem: str, values: np.ndarray) -> gs.Constant:
         return gs.Constant(self.model.unique_name(stem), values)
+
+    def reshaped(self, value: gs.Tensor, shape: tuple[int, ...]) -> gs.Constant:
+        """A constant of the values of another one, shared by all that ask for the same one."""
+        key = (id(value), shape)
+        if key not in self._reshaped:
+            values = query.constant(value)
+            assert values is not None
+            self._reshaped[key] = self.constant(value.name, values.reshape(shape))
+        return self._reshaped[key]
 
     def filled(self, stem: str, value: float, shape: tuple[int, ...], dtype: np.dtype) -> gs.Constant:
         """A constant of one value everywhere, shared by all that ask for the same one."""

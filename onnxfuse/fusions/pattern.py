@@ -184,7 +184,7 @@ class Matcher:
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self._best: tuple[int, _State, gs.Node | None, str, Any] | None = None
+        self._best: tuple[tuple[int, bool], _State, gs.Node | None, str, Any] | None = None
 
     def match(self, root: gs.Tensor) -> Iterator[Found]:
         for state in self._tensor(self.pattern, root, _State()):
@@ -197,8 +197,9 @@ class Matcher:
         _, state, at, reason, value = self._best
         return NearMiss((*state.nodes.values(), *state.context.values()), at, reason, value)
 
-    def _fail(self, state: _State, at: gs.Node | None, reason: str, value: Any = None) -> None:
-        progress = len(state.nodes) + len(state.context)
+    def _fail(self, state: _State, at: gs.Node | None, reason: str, value: Any = None, number: bool = False) -> None:
+        # Of two attempts that got equally far, one that failed at the value of a constant says more.
+        progress = (len(state.nodes) + len(state.context), number)
         if self._best is None or progress > self._best[0]:
             self._best = (progress, state, at, reason, value)
 
@@ -239,7 +240,7 @@ class Matcher:
         if number is None:
             self._fail(state, producer(value), f"'{pattern.name}' is no one-element constant", value.name)
         elif not is_close(number, pattern.value, value):
-            self._fail(state, producer(value), f"constant '{pattern.name}' is not {pattern.value:.9g}", number)
+            self._fail(state, producer(value), f"constant '{pattern.name}' is not {pattern.value:.9g}", number, number=True)
         else:
             bound = state.bound(pattern.name, value)
             # Two constants of one value are one constant to a pattern, whatever tensors hold them.

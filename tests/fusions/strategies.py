@@ -15,6 +15,11 @@ Pick = Callable[..., Any]
 WIDTH = 8
 
 
+def first(*options: Any) -> Any:
+    """The pick that takes the usual spelling."""
+    return options[0]
+
+
 class Choices:
     """Answers `pick(a, b, ...)` from a list of indices, with the first option after its end."""
 
