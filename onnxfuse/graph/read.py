@@ -188,6 +188,8 @@ def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
 def _node_tensors(nodes: object) -> Iterator[TensorProto]:
     for node in nodes:  # type: ignore[attr-defined]
         for a in node.attribute:
+            if a.ref_attr_name:
+                continue  # in a function: the value is the calling node's
             if a.type == AttributeProto.TENSOR:
                 yield a.t
             elif a.type == AttributeProto.TENSORS:
