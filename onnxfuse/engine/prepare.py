@@ -20,12 +20,9 @@ DOMAIN = "onnxfuse"
 NAMESPACE = "onnxfuse"
 VERSION = "1"
 
-# Optional inputs of the plugin ops by position: TensorRT gives a plugin its inputs without their places, so the node
-# says which of them are there.
-OPTIONAL_INPUTS = {
-    "SkipLayerNormalization": {"has_beta": 3, "has_bias": 4},
-    "SkipRMSNormalization": {"has_bias": 3},
-}
+# TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
+# follow is there: attribute -> place.
+OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
 COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 
 

@@ -192,7 +192,8 @@ class Engine:
                 raise EngineFault(f"{self.name}: TensorRT did not say the shape of output {spec.name}")
             shape, memory = self._allocator.shapes[spec.name], self._allocator.memory.get(spec.name)
         elif spec.on_host:
-            return self._host[spec.name].copy()
+            on_host: Array = self._host[spec.name].copy()
+            return on_host
         else:
             shape, memory = self._shapes[spec.name], self._device[spec.name].memory
         array: Array = np.empty(shape, np.dtype(spec.dtype))

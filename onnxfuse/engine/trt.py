@@ -308,7 +308,9 @@ def load_plugins(library: Path) -> None:
     mark = MESSAGES.mark()
     handle = trt.get_plugin_registry().load_library(str(library.resolve()))
     if handle is None:
-        reason = MESSAGES.reason(mark, "TensorRT does not say why; an older build of it may be loaded, or it exports no getCreators")
+        clash = "another build of it is loaded in this process"
+        unknown = "TensorRT does not say why; it must export getCreators and setLoggerFinder"
+        reason = MESSAGES.reason(mark, clash if creators() else unknown)
         raise BadInput(f"plugin library {library} cannot be loaded: {reason}; start a new process, or `onnxfuse plugins build`")
     _loaded[digest] = handle
 
@@ -316,7 +318,7 @@ def load_plugins(library: Path) -> None:
 def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
     """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
     registry = tensorrt().get_plugin_registry()
-    every = getattr(registry, "all_creators", None) or registry.plugin_creator_list
+    every = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
     return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
 
 
@@ -371,11 +373,8 @@ def fp16_flag_exists() -> bool:
 
 
 def _creation_flags(trt: types.ModuleType, strongly_typed: bool) -> int:
-    flags = 0
-    known = trt.NetworkDefinitionCreationFlag.__members__ if hasattr(trt, "NetworkDefinitionCreationFlag") else {}
-    if strongly_typed and "STRONGLY_TYPED" in known and version_of(trt) < (11, 0):
-        flags |= 1 << int(known["STRONGLY_TYPED"])
-    return flags
+    known = trt.NetworkDefinitionCreationFlag.__members__
+    return 1 << int(known["STRONGLY_TYPED"]) if strongly_typed and "STRONGLY_TYPED" in known else 0
 
 
 def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None:

@@ -201,7 +201,7 @@ def stand_in(version: str, build: Callable[[Any], bytes | None], dims: tuple[int
                 self.logger.log(Base.ERROR, "the cause")
             return plan
 
-    flags = {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1} if version.startswith("10") else {"STRONGLY_TYPED": 1}
+    flags = {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1} if version.startswith("10") else {"STRONGLY_TYPED": 0}
     module.__dict__.update(
         __version__=version, log=log, ILogger=Base, Logger=Base, IProgressMonitor=Base, Builder=Builder, OnnxParser=Parser,
         ProfilingVerbosity=member(DETAILED=2),
@@ -252,7 +252,7 @@ def three_steps(config: Any) -> bytes | None:
     return b"plan"
 
 
-@pytest.mark.parametrize(("version", "flags"), [("10.6.0.post1", 1 << 1), ("11.2.1.2", 0)])
+@pytest.mark.parametrize(("version", "flags"), [("10.6.0.post1", 1 << 1), ("11.2.1.2", 1 << 0)])
 def test_strong_typing_in_every_version(use: Callable[[Any], None], version: str, flags: int) -> None:
     module = stand_in(version, lambda config: b"plan")
     use(module)
