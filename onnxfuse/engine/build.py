@@ -18,6 +18,7 @@ from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
+    from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
 
 Result = TypeVar("Result")
@@ -146,14 +147,22 @@ def check_gpu(wanted: str, device: trt.Device) -> None:
     from onnxfuse import gpus
 
     gpu = gpus.resolve(wanted)
-    by_architecture = wanted.lower().startswith("sm")
-    here = device.name.lower().replace(" ", "").replace("-", "")
-    if gpu.sm != device.sm or not (by_architecture or gpu.name.lower().replace(" ", "").replace("-", "") in here):
+    only_architecture = gpu.sms is None
+    if gpu.sm != device.sm or not (only_architecture or _is(gpu, device)):
         raise MissingHere(
-            f"--gpu {wanted}: an engine is built on the GPU that it is for, and here is {device.name} "
-            f"(sm_{device.sm}); "
-            f"build on a machine with that GPU, or give --gpu auto"
+            f"--gpu {wanted}: an engine is built on the GPU that it is for, and here is {device.name} (sm_{device.sm}); "
+            "build on a machine with that GPU, or give --gpu auto"
         )
+
+
+def _is(gpu: Gpu, device: trt.Device) -> bool:
+    """Whether the device is that GPU; a device that the table does not know is taken by its compute capability."""
+    from onnxfuse import gpus
+
+    try:
+        return gpus.resolve(device.name) == gpu
+    except BadInput:
+        return True
 
 
 def run_cancellable(work: Callable[[threading.Event], Result]) -> Result:

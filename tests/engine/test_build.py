@@ -160,6 +160,11 @@ def test_this_gpu(wanted: str) -> None:
     building.check_gpu(wanted, H200)
 
 
+def test_a_gpu_that_the_table_does_not_know_goes_by_its_compute_capability() -> None:
+    building.check_gpu("h200", trt.Device("NVIDIA Unheard-Of 9000", 90, "580.1"))
+    building.check_gpu("a100-80gb", trt.Device("NVIDIA A100-SXM4-80GB", 80, "580.1"))
+
+
 @pytest.mark.parametrize("wanted", ["l4", "sm_80", "h100"])
 def test_another_gpu_is_missing_here(wanted: str) -> None:
     with pytest.raises(MissingHere, match=rf"--gpu {wanted}: .* here is NVIDIA H200 \(sm_90\); build on a machine with that GPU"):
