@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,12 @@ def compare(
 
     MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side.
     """
+    from onnxfuse.commands.progress import status
     from onnxfuse.report import terminal
 
     wanted = Wanted(model, tuple(others or ()), data, seed, feeds, _sizes(dims or []), rtol, atol, samples)
     _require(wanted)
-    with _progress() as progress:
+    with status() as progress:
         found = run(wanted, progress)
     terminal.show(found)
     if report:
@@ -299,14 +300,3 @@ def _write(found: Mapping[str, Any], folder: Path) -> None:
     json.write(found, folder / "report.json")
     html.write(found, folder / "report.html")
     typer.echo(f"wrote {folder / 'report.html'} and report.json")
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """A line on the terminal that says what is being done; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    with console.status(Text("starting"), refresh_per_second=4) as status:
-        yield lambda text: status.update(Text(text))

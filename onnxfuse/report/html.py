@@ -36,6 +36,7 @@ def page(report: Mapping[str, Any]) -> str:
         groups=summary.groups(report),
         checks=summary.checks(report),
         bars=summary.bars(report),
+        misses=summary.misses(report),
         most=MOST_ROWS,
     )
 

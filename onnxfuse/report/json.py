@@ -12,33 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-OPTIMIZE_SCHEMA = "onnxfuse/optimize/1"
 COMPARE_SCHEMA = "onnxfuse/compare/1"
 
 Report = dict[str, Any]
-
-# Keys of one site, with what stands in for an absent one.
-_SITE: dict[str, Any] = {"fusion": "", "variant": None, "nodes": [], "decision": "kept", "reason": "", "node": None}
-_MISS: dict[str, Any] = {"fusion": "", "root": "", "nodes": [], "at": None, "reason": ""}
-
-
-def optimize_report(
-    *, model: Any, gpu: Any, policy: str, sites: Iterable[Any], misses: Iterable[Any], check: Any = None, **more: Any
-) -> Report:
-    """What `optimize` did. Sites, misses and check are dataclasses or mappings; check may be a `verify.check.Check`, or None.
-
-    Each site: fusion, variant (GELU kinds), nodes, decision ("fused" or "kept"), reason, node. Further keywords go in as they are.
-    """
-    return {
-        "schema": OPTIMIZE_SCHEMA,
-        "model": plain(model),
-        "gpu": plain(gpu),
-        "policy": policy,
-        "sites": [{**_SITE, **plain(site)} for site in sites],
-        "misses": [{**_MISS, **plain(miss)} for miss in misses],
-        "check": plain(check),
-        **plain(more),
-    }
 
 
 def compare_report(*, model: Any, inputs: Any, others: Iterable[Any], latency: Any = None, **more: Any) -> Report:

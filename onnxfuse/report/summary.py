@@ -46,6 +46,12 @@ class Group:
     def kept(self) -> int:
         return len(self.sites) - self.fused
 
+    @property
+    def reason(self) -> str:
+        """The reason that all sites share; empty where they differ."""
+        reasons = {str(site["reason"]) for site in self.sites}
+        return reasons.pop() if len(reasons) == 1 else ""
+
 
 def model_name(report: Report) -> str:
     """The model's name, whether the report holds a string or a mapping for it."""
@@ -121,6 +127,14 @@ def groups(report: Report) -> list[Group]:
     for site in report.get("sites") or []:
         found.setdefault(site["fusion"], []).append(site)
     return [Group(fusion, tuple(sites)) for fusion, sites in found.items()]
+
+
+def misses(report: Report) -> dict[str, list[Mapping[str, Any]]]:
+    """Near misses by fusion, in the order in which fusions first appear."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for miss in report.get("misses") or []:
+        found.setdefault(miss["fusion"], []).append(miss)
+    return found
 
 
 def checks(report: Report) -> list[tuple[str, Mapping[str, Any]]]:

@@ -10,7 +10,7 @@ from onnxfuse.report import summary
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_ROWS = 40  # of outputs, misses: the JSON and HTML reports hold all
+MOST_ROWS = 40  # of outputs: the JSON and HTML reports hold all
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -49,6 +49,8 @@ def _verdict(report: Mapping[str, Any], console: Console) -> None:
     console.print(_text(f"{mark} {summary.model_name(report)}: {found.headline[0].lower()}{found.headline[1:]}", style))
     for sentence in found.sentences:
         console.print(_text(f"  {sentence}"))
+    for note in report.get("notes") or ():
+        console.print(_text(f"  note: {note}"))
 
 
 def _sites(report: Mapping[str, Any], console: Console) -> None:
@@ -65,14 +67,14 @@ def _sites(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _misses(report: Mapping[str, Any], console: Console) -> None:
-    misses = report.get("misses") or []
-    if not misses:
+    found = summary.misses(report)
+    if not found:
         return
-    table = _table("Near misses", "fusion", "node", "why not")
-    for miss in misses[:MOST_ROWS]:
-        table.add_row(_text(miss["fusion"]), _text(miss.get("at") or miss.get("root") or ""), _text(miss["reason"]))
+    table = _table("Near misses", "fusion", "places", "for example", right=("places",))
+    for fusion, misses in found.items():
+        node = misses[0].get("at") or misses[0].get("root") or ""
+        table.add_row(_text(fusion), str(len(misses)), _text(f"{node}: {misses[0]['reason']}"))
     console.print(table)
-    _more(len(misses), console)
 
 
 def _outputs(name: str, check: Mapping[str, Any], console: Console) -> None:

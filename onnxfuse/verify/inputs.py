@@ -121,14 +121,10 @@ def _files(path: Path) -> list[Path]:
 
 def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Feeds:
     feeds = {}
-    if file.suffix == ".npz" and file.exists() and not zipfile.is_zipfile(file):
-        raise BadInput(f"{file}: cannot be read as .npz; write it again with numpy.savez and plain arrays")
+    if file.is_file() and not zipfile.is_zipfile(file):  # numpy takes it for pickled data
+        raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)")
     try:
         with np.load(file, allow_pickle=False) as data:
-            if not isinstance(data, np.lib.npyio.NpzFile):
-                raise BadInput(
-                    f"{file}: holds one array without a name; write it with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)"
-                )
             for spec in wanted:
                 if spec.name in data.files:
                     feeds[spec.name] = _fitting(data[spec.name], spec, file)

@@ -4,8 +4,8 @@ Three questions are asked of every floating tensor:
 
 1. Do NaN and infinity stand at the same places (infinity with the same sign)? A NaN on one side only is a failure.
 2. Does every other element keep |a - b| <= max(atol, of_typical * median|b|) + rtol * |b|, b being the reference?
-3. Do the scale-free figures hold: cosine, and max|a - b| / max|b|? The element rule alone passes any error in a tensor whose
-   values are all below atol.
+3. Do the scale-free figures hold: cosine, norm(a - b) / norm(b), and max|a - b| / max|b|? The element rule alone passes any error
+   in a tensor whose values are all below atol.
 
 Integers, booleans and strings must be equal.
 """
@@ -36,27 +36,36 @@ class Tolerance:
     atol: float | None = 1e-5
     of_typical: float = 0.0
     cosine: float | None = 0.99999
+    relative_rms: float | None = 1e-3
     normalised: float | None = 1e-3
     name: str = "float32"
 
-    def __str__(self) -> str:
+    @property
+    def rules(self) -> list[str]:
+        """What is asked, in formulas."""
         parts = []
         if self.rtol is not None or self.atol is not None:
-            scaled = f"max({self.atol or 0:g}, {self.of_typical:g}*median|b|)" if self.of_typical else f"{self.atol or 0:g}"
-            parts.append(f"|a-b| <= {scaled} + {self.rtol or 0:g}*|b|")
+            absolute = f"max({self.atol or 0:g}, {self.of_typical:g}*median|b|)" if self.of_typical else f"{self.atol or 0:g}"
+            parts.append(f"|a-b| <= {absolute} + {self.rtol or 0:g}*|b| at every place")
         if self.cosine is not None:
             parts.append(f"cosine >= {self.cosine:g}")
+        if self.relative_rms is not None:
+            parts.append(f"norm(a-b) / norm(b) <= {self.relative_rms:g}")
         if self.normalised is not None:
             parts.append(f"max|a-b| / max|b| <= {self.normalised:g}")
-        return ", ".join(parts)
+        return parts
+
+    def __str__(self) -> str:
+        return ", ".join(self.rules)
 
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
     """One tensor against its reference (the worst over the feeds, where there are several).
 
-    max_abs, max_rel, cosine and normalised look at the places where both sides are finite; max_rel divides by at least
-    1e-6 * max|b|; normalised is max|a - b| / max|b|. `used` is the share of the tolerance that the worst figure takes: 1 is the limit.
+    The figures look at the places where both sides are finite. max_rel divides by at least 1e-6 * max|b|; relative_rms is
+    norm(a - b) / norm(b), which shows a wrong scale (the cosine is blind to it); normalised is max|a - b| / max|b|. `used` is the share of
+    the tolerance that the worst figure takes: 1 is the limit.
     """
 
     agrees: bool
@@ -67,6 +76,7 @@ class Metrics:
     max_abs: float = 0.0
     max_rel: float = 0.0
     cosine: float = 1.0
+    relative_rms: float = 0.0
     normalised: float = 0.0
     used: float = 0.0
     outside: int = 0
@@ -134,6 +144,7 @@ def worst(metrics: Sequence[Metrics]) -> Metrics:
         max_abs=max(m.max_abs for m in metrics),
         max_rel=max(m.max_rel for m in metrics),
         cosine=min(m.cosine for m in metrics),
+        relative_rms=max(m.relative_rms for m in metrics),
         normalised=max(m.normalised for m in metrics),
         used=max(m.used for m in metrics),
         outside=sum(m.outside for m in metrics),
@@ -270,7 +281,7 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
         atol = max(atol, tolerance.of_typical * _typical(want))
     scale_a, scale_b = sums.top_got or 1.0, sums.top_want or 1.0
     floor = REL_FLOOR * sums.top_want or np.finfo(np.float64).tiny
-    dot = aa = bb = max_abs = max_rel = used = 0.0
+    dot = aa = bb = ee = max_abs = max_rel = used = 0.0
     outside, worst_at, worst_excess = 0, -1, -1.0
     for start, a, b in _chunks(got, want):
         finite = np.isfinite(a) & np.isfinite(b)
@@ -288,9 +299,12 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
             used = max(used, float(share.max()))
             if beyond.any() and float((error - limit).max()) > worst_excess:
                 worst_at, worst_excess = start + int(np.argmax(error - limit)), float((error - limit).max())
+        error /= scale_b
         a, b = a / scale_a, b / scale_b
+        ee += float(error @ error)
         dot, aa, bb = dot + float(a @ b), aa + float(a @ a), bb + float(b @ b)
     cosine = float(np.clip(dot / np.sqrt(aa * bb), -1.0, 1.0)) if aa and bb else float(bool(aa) == bool(bb))
+    relative_rms = float(np.sqrt(ee / bb)) if bb else (0.0 if ee == 0 else float("inf"))
     normalised = max_abs / sums.top_want if sums.top_want else (0.0 if max_abs == 0 else float("inf"))
 
     reasons = _places(sums, got, want)
@@ -302,7 +316,7 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
         )
     # An all-zero reference has no scale: atol alone judges it.
     if sums.top_want or not by_element:
-        share, why = _scale_free(cosine, normalised, int(want.size), tolerance)
+        share, why = _scale_free(cosine, relative_rms, normalised, int(want.size), tolerance)
         used = max(used, share)
         reasons.extend(why)
     return Metrics(
@@ -311,6 +325,7 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> 
         max_abs=max_abs,
         max_rel=max_rel,
         cosine=cosine,
+        relative_rms=relative_rms,
         normalised=normalised,
         used=float("inf") if sums.nan_differ or sums.inf_differ else used,
         outside=outside,
@@ -332,12 +347,16 @@ def _places(sums: _Sums, got: np.ndarray, want: np.ndarray) -> list[str]:
     return reasons
 
 
-def _scale_free(cosine: float, normalised: float, size: int, tolerance: Tolerance) -> tuple[float, list[str]]:
+def _scale_free(cosine: float, relative_rms: float, normalised: float, size: int, tolerance: Tolerance) -> tuple[float, list[str]]:
     used, reasons = 0.0, []
     if tolerance.cosine is not None and size >= FEW:
         used = max(used, (1.0 - cosine) / (1.0 - tolerance.cosine))
         if cosine < tolerance.cosine:
             reasons.append(f"cosine {cosine:.6f} is below {tolerance.cosine:g}")
+    if tolerance.relative_rms is not None and size >= FEW:
+        used = max(used, relative_rms / tolerance.relative_rms)
+        if relative_rms > tolerance.relative_rms:
+            reasons.append(f"the error's norm is {relative_rms:.3g} of the reference's, above {tolerance.relative_rms:g}")
     if tolerance.normalised is not None:
         limit = tolerance.normalised if size >= FEW else max(FEW_NORMALISED, tolerance.normalised)
         used = max(used, normalised / limit)

@@ -233,9 +233,9 @@ def test_files_that_are_no_npz(linear: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
     (tmp_path / "empty").mkdir()
     for name, message in (
-        ("text.npz", "cannot be read as .npz"),
-        ("single.npy", "one array without a name"),
-        ("cut.npz", "cannot be read as .npz"),
+        ("text.npz", "not an .npz file"),
+        ("single.npy", r"not an .npz file; write one with numpy.savez\(FILE, x=array\)"),
+        ("cut.npz", "not an .npz file"),
         ("gone.npz", "no such file"),
         ("empty", "no .npz file in this folder"),
     ):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxfuse.verify import metrics
+from onnxfuse.verify.check import TOLERANCES
 from onnxfuse.verify.metrics import Tolerance, agrees, measure, worst
 
 
@@ -25,6 +26,7 @@ def test_figures_are_those_of_float64() -> None:
     assert found.max_abs == np.abs(a - b).max()
     assert found.max_rel == pytest.approx(np.max(np.abs(a - b) / np.maximum(np.abs(b), 1e-6 * np.abs(b).max())))
     assert found.cosine == pytest.approx((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()), abs=1e-15)
+    assert found.relative_rms == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b))
     assert found.normalised == np.abs(a - b).max() / np.abs(b).max()
     assert found.outside == np.count_nonzero(np.abs(a - b) > 1e-5 + 1e-4 * np.abs(b))
     assert (found.shape, found.elements, found.dtype) == ((50, 70), 3500, "float32")
@@ -34,7 +36,7 @@ def test_figures_are_those_of_float64() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_element_rule_is_exact(want: np.ndarray, size: float, seed: int) -> None:
     got = (want + size * np.random.default_rng(seed).standard_normal(want.shape)).astype(np.float32)
-    only_elements = Tolerance(rtol=1e-4, atol=1e-5, cosine=None, normalised=None)
+    only_elements = Tolerance(rtol=1e-4, atol=1e-5, cosine=None, relative_rms=None, normalised=None)
     right = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= 1e-5 + 1e-4 * np.abs(want.astype(np.float64))
     assert measure(got, want, only_elements).agrees == right.all()
 
@@ -137,8 +139,10 @@ def test_huge_values_do_not_overflow() -> None:
 
 
 def test_float16_limits_ask_for_direction_and_scale() -> None:
-    limits = Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=3e-2)
+    limits = TOLERANCES["float16"]
     want = normal(10000)
+    # The cosine is blind to a wrong scale.
+    assert "the error's norm is 0.02 of the reference's" in measure(want * np.float32(1.02), want, limits).reason
     assert measure(want.astype(np.float16).astype(np.float32), want, limits).agrees
     assert "cosine" in measure(want + 0.05 * normal(10000, seed=5), want, limits).reason
 
@@ -205,7 +209,7 @@ def test_bfloat16_is_a_float() -> None:
 
 def test_engines_may_answer_in_another_float_type() -> None:
     want = normal(100)
-    limits = Tolerance(rtol=None, atol=None, cosine=0.9999, normalised=1e-2)
+    limits = TOLERANCES["float16"]
     found = measure(want.astype(np.float16), want, limits, same_dtype=False)
     assert found.agrees
     assert found.notes == ("float16 compared with float32",)

@@ -1,4 +1,4 @@
-// Filtering the sites: rows that do not hold the words are hidden, groups that hold one are opened.
+// Filtering sites and near misses: rows that do not hold the words are hidden, groups that hold one are opened.
 "use strict";
 const field = document.getElementById("filter");
 if (field) {
@@ -10,7 +10,9 @@ if (field) {
     for (const group of groups) {
       const fusion = group.querySelector(".fusion").textContent;
       let here = 0;
-      for (const row of group.querySelectorAll("tr[data-row]")) {
+      const rows = group.querySelectorAll("tr[data-row]");
+      if (!rows.length) continue; // the tables of outputs
+      for (const row of rows) {
         const text = (fusion + " " + row.textContent).toLowerCase();
         row.hidden = !words.every((word) => text.includes(word));
         here += row.hidden ? 0 : 1;
@@ -19,7 +21,7 @@ if (field) {
       group.open = words.length ? here > 0 : opened.get(group);
       found += here;
     }
-    document.getElementById("found").textContent = words.length ? found + (found === 1 ? " site" : " sites") : "";
+    document.getElementById("found").textContent = words.length ? found + (found === 1 ? " place" : " places") : "";
   });
 }
 // On paper everything is open.

@@ -1,0 +1,48 @@
+"""Reports on the terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from onnxfuse.report import summary, terminal
+from tests.report import sample
+
+
+def shown(report: dict[str, object]) -> str:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    terminal.show(report, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_optimize_shows_sites_misses_and_outputs() -> None:
+    text = shown(sample.optimize())
+    assert text.startswith("✓ y.onnx: 3 sites fused, 1 kept as they were; the outputs agree")
+    for words in ("layernorm", "bias_gelu", "no verdict y", "constant is y", "NaN at the same 1 place", "note: a note on y"):
+        assert words in text
+
+
+def test_disagreement_is_first_and_says_why() -> None:
+    text = shown(sample.compare(1.0))
+    assert text.startswith("✗ y.onnx: 3 of 3 do not agree")
+    assert "1 of 3 outputs differs from onnxruntime, optimizations off: y. 1 of 32 values outside" in text
+    assert "draw, 1.000× [0.970, 1.030]" in text
+    assert "caution: y is busy" in text
+
+
+def test_hostile_names_print_as_text() -> None:
+    for report in (sample.optimize(1.0, sample.HOSTILE), sample.compare(1.0, sample.HOSTILE)):
+        text = shown(report)
+        assert "\x1b" not in text
+        assert "[bold]" in text
+
+
+def test_figures() -> None:
+    assert [summary.figure(v) for v in (None, 0.0, 1.5, 1e-9, float("inf"))] == ["–", "0", "1.5", "1e-09", "–"]
+    assert summary.cosine(1.0) == "1"
+    assert summary.cosine(1 - 1e-9) == "1 − 1.0e-09"
+    assert summary.cosine(0.5) == "0.500000"
+    assert [summary.percent(v) for v in (None, 0, 0.5, 1e-5, 42.0)] == ["–", "0 %", "50 %", "under 0.1 %", "42 times"]
