@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ from onnxfuse.graph import functions, query
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
+# How many ways of reading one root as the pattern are checked; with branches that lead far there can be thousands, all refused alike.
+_MOST_FOUND = 32
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def _attempt(
 ) -> Match | tuple[Miss, frozenset[int]] | None:
     matcher = Matcher(pattern)
     refused: tuple[Match, Refusal] | None = None
-    for found in matcher.match(root.outputs[0]):
+    for found in islice(matcher.match(root.outputs[0]), _MOST_FOUND):
         if any(id(node) in claimed for node in found.nodes):
             continue
         match = Match(fusion, graph, root, found.tensors, found.nodes, index)

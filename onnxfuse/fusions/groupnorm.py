@@ -75,7 +75,7 @@ class GroupNorm(Fusion):
             return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name)
         attrs["dtype"] = _norms.element_type(x)
         if new.opset < _INTEGERS:
-            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], np.int64))
+            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], np.float32))
         return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
@@ -89,9 +89,11 @@ class GroupNorm(Fusion):
                         grouped_target = Concat <axis = 0> (same, count, rest)"""
         else:
             attributes = "num_groups, epsilon, dtype, grouped_shape"
-            target = """rest = Constant <value = int64[1] {-1}> () same = Constant <value = int64[1] {0}> ()
-                        one = Constant <value = int64[1] {1}> ()
-                        grouped_target = Constant <value: tensor = @grouped_shape> ()"""
+            # A Constant holds integers only from version 9 on.
+            target = """minus_one = Constant <value = float[1] {-1.0}> () rest = Cast <to = 7> (minus_one)
+                        zero = Constant <value = float[1] {0.0}> () same = Cast <to = 7> (zero)
+                        plus_one = Constant <value = float[1] {1.0}> () one = Cast <to = 7> (plus_one)
+                        sizes = Constant <value: tensor = @grouped_shape> () grouped_target = Cast <to = 7> (sizes)"""
         function = _bodies.define(
             opset,
             f"""GroupNormalization <{attributes}> (X, Scale, Bias) => (Y) {{

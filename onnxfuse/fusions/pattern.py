@@ -29,6 +29,8 @@ DOMAIN = "onnxfuse"
 # 1e-6 by which exporters that print seven digits differ. What a narrow type holds exactly (0.5, 1, 2) has no rounding.
 _CONSTANT_RTOL = {2: 2.0**-10, 4: 1e-6, 8: 1e-6}
 _BFLOAT16_RTOL = 2.0**-7
+# How many tensors `through` looks at: a longer way leads out of what a pattern is about, along the residual sums of a whole network.
+_MOST_THROUGH = 24
 
 
 class Pattern:
@@ -249,7 +251,7 @@ class Matcher:
     def _through(self, pattern: Through, value: gs.Tensor, state: _State) -> Iterator[_State]:
         seen: set[int] = set()
         pending = [(value, state)]
-        while pending:
+        while pending and len(seen) < _MOST_THROUGH:
             value, state = pending.pop()
             if id(value) in seen:
                 continue
