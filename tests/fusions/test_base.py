@@ -58,11 +58,9 @@ def rewritten(model: onnx.ModelProto, fusion: Fusion) -> tuple[onnx.ModelProto, 
     return result, [miss.reason for miss in misses]
 
 
-@pytest.mark.parametrize(
-    ("count", "left"), [(1, ["Neg"]), (2, ["Identity"]), (3, ["Identity", "Neg"]), (4, ["Identity"] * 2), (5, ["Identity"] * 2 + ["Neg"])]
-)
-def test_sites_do_not_overlap(count: int, left: list[str]) -> None:
-    assert sorted(ops(rewritten(chain(count), NegNeg())[0])) == sorted(left)
+@pytest.mark.parametrize("count", range(1, 6))
+def test_sites_do_not_overlap(count: int) -> None:
+    assert sorted(ops(rewritten(chain(count), NegNeg())[0])) == ["Identity"] * (count // 2) + ["Neg"] * (count % 2)
 
 
 def test_inner_tensors_that_others_read() -> None:
