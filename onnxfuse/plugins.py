@@ -124,7 +124,7 @@ def build(sm: int, progress: Progress | None = None) -> Library:
     if sm < OLDEST_SM:
         raise BadInput(f"sm_{sm}: neither TensorRT 10 nor CUDA 13 supports it; the oldest GPUs are those of sm_{OLDEST_SM}")
     source_key = _hash_sources(sources())
-    folder = _private(cache_dir() / "plugins")
+    folder = _private("plugins")
     try:
         toolchain = _toolchain(sm)
     except MissingHere:
@@ -276,7 +276,7 @@ def _run(command: list[str], name: Path) -> str:
     if done.returncode == 0:
         return done.stderr
     said = done.stdout + done.stderr
-    log = _private(cache_dir() / "logs") / f"{str(name).replace(os.sep, '-')}.log"
+    log = _private("logs") / f"{str(name).replace(os.sep, '-')}.log"
     log.write_text(f"{' '.join(command)}\n\n{said}", encoding="utf-8")
     lines = [line for line in said.splitlines() if re.search(r"error|fatal|undefined|No space", line)]
     reason = lines[0] if lines else f"status {done.returncode}"
@@ -308,9 +308,7 @@ def parse_ptxas(said: str) -> list[KernelUse]:
             current = match["name"]
             functions.setdefault(current, {"sm": sm})
         elif (match := _STACK.search(line)) and current:
-            functions[current].update(
-                stack=int(match["stack"]), spill_stores=int(match["stores"]), spill_loads=int(match["loads"])
-            )
+            functions[current].update(stack=int(match["stack"]), spill_stores=int(match["stores"]), spill_loads=int(match["loads"]))
         elif (match := _USED.search(line)) and entry:
             smem = _SMEM.search(line)
             functions[entry].update(registers=int(match["registers"]), smem=int(smem["smem"]) if smem else 0)
@@ -379,17 +377,17 @@ def _hash_sources(root: Path) -> str:
 _SOURCES = {".cu", ".cuh", ".cpp", ".h", ".map"}
 
 
-def _private(folder: Path) -> Path:
-    """The folder, made if need be, which nobody else may write or read: code is loaded from it."""
+def _private(name: str) -> Path:
+    """The folder `name` of the cache, made if need be. Code is loaded from it, so nobody else may write there."""
+    folder = cache_dir() / name
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         status = folder.stat()
-        if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
-            folder.chmod(0o700)
     except OSError as fault:
         raise BadInput(f"{folder}: {fault.strerror}; set ONNXFUSE_CACHE to a folder that can be written") from fault
-    if status.st_uid != os.getuid():
-        raise BadInput(f"{folder}: belongs to another user; set ONNXFUSE_CACHE to a folder of your own")
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise BadInput(f"{folder}: others can write there; set ONNXFUSE_CACHE to a folder of your own")
     return folder
 
 

@@ -62,18 +62,20 @@ static double read(void const* data)
 
 double Fields::value(PluginField const& field) const
 {
-    if (field.length != 1 || !field.data)
-        refuse("field '%s' holds %d values; give one number", field.name, field.data ? field.length : 0);
+    double (*convert)(void const*) = nullptr;
     switch (field.type)
     {
-    case PluginFieldType::kFLOAT32: return read<float>(field.data);
-    case PluginFieldType::kFLOAT64: return read<double>(field.data);
-    case PluginFieldType::kINT8: return read<int8_t>(field.data);
-    case PluginFieldType::kINT16: return read<int16_t>(field.data);
-    case PluginFieldType::kINT32: return read<int32_t>(field.data);
-    case PluginFieldType::kINT64: return read<int64_t>(field.data);
+    case PluginFieldType::kFLOAT32: convert = read<float>; break;
+    case PluginFieldType::kFLOAT64: convert = read<double>; break;
+    case PluginFieldType::kINT8: convert = read<int8_t>; break;
+    case PluginFieldType::kINT16: convert = read<int16_t>; break;
+    case PluginFieldType::kINT32: convert = read<int32_t>; break;
+    case PluginFieldType::kINT64: convert = read<int64_t>; break;
     default: refuse("field '%s' is no number (plugin field type %d)", field.name, static_cast<int>(field.type));
     }
+    if (field.length != 1 || !field.data)
+        refuse("field '%s' holds %d values; give one number", field.name, field.data ? field.length : 0);
+    return convert(field.data);
 }
 
 float Fields::number(char const* name, float absent) const

@@ -1,0 +1,116 @@
+"""`onnxfuse plugins`: what the CUDA library covers, compiling it ahead of use, and what its kernels need of a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from onnxfuse.gpus import Gpu
+    from onnxfuse.plugins import Library
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="List, compile and inspect the CUDA plugin library.")
+
+GpuNames = Annotated[
+    list[str] | None,
+    typer.Option("--gpu", metavar="NAME", help="auto, a name such as h100, or sm_NN; may be given several times. [default: auto]"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command("list")
+def list_plugins(json: AsJson = False) -> None:
+    """List the operators that the library implements, and the GPUs that --gpu can name."""
+    from onnxfuse import gpus, plugins
+
+    if json:
+        _print_json({"schema": 1, "plugins": plugins.OPS, "gpus": gpus.GPUS})
+        return
+    architectures = f"sm_{plugins.OLDEST_SM} and newer"
+    rows = [
+        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", architectures) for op in plugins.OPS
+    ]
+    _print_table("Plugins", ("plugin", "computes", "types", "last axis", "GPUs"), rows)
+    figures = [(gpu.name, f"sm_{gpu.sm}", gpu.kind, gpu.sms, _rounded(gpu.memory_gbps), gpu.tensorrt) for gpu in gpus.GPUS]
+    _print_table("GPUs", ("--gpu", "architecture", "kind", "SMs", "GB/s", "TensorRT"), figures)
+
+
+@app.command()
+def build(gpu: GpuNames = None, json: AsJson = False) -> None:
+    """Compile the library for one or more GPUs, ahead of its first use. Needs no GPU."""
+    built = _build(gpu)
+    if json:
+        _print_json({"schema": 1, "libraries": [_summary(library) for library in built]})
+        return
+    for library in built:
+        typer.echo(f"sm_{library.sm}  {library.path}")
+
+
+@app.command()
+def inspect(gpu: GpuNames = None, json: AsJson = False) -> None:
+    """Show the registers, spills and memory of every kernel, as the compiler reports them; compiles what is not compiled yet."""
+    built = _build(gpu)
+    if json:
+        _print_json({"schema": 1, "libraries": [{**_summary(library), "kernels": library.kernels} for library in built]})
+        return
+    columns = ("kernel", "registers", "spill stores, B", "spill loads, B", "stack, B", "shared, B")
+    for library in built:
+        rows = [(use.name, use.registers, use.spill_stores, use.spill_loads, use.stack, use.smem) for use in library.kernels]
+        _print_table(f"sm_{library.sm}, {library.compiler}", columns, rows)
+
+
+def _build(names: list[str] | None) -> list[Library]:
+    """The libraries for the named GPUs, one for each architecture, with a progress bar on a terminal's stderr."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from onnxfuse import gpus, plugins
+
+    wanted: list[Gpu] = [gpus.resolve(name) for name in names or ["auto"]]
+    console = Console(stderr=True)
+    libraries = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for sm in dict.fromkeys(gpu.sm for gpu in wanted):
+            task = progress.add_task(f"compiling for sm_{sm}", total=None)
+            libraries.append(
+                plugins.build(sm, lambda name, done, total, task=task: progress.update(task, completed=done, total=total))  # type: ignore[misc]
+            )
+            progress.remove_task(task)
+    return libraries
+
+
+def _summary(library: Library) -> dict[str, Any]:
+    return {
+        "sm": library.sm,
+        "path": str(library.path),
+        "sha256": library.sha256,
+        "bytes": library.path.stat().st_size,
+        "compiler": library.compiler,
+        "ops": library.ops,
+    }
+
+
+def _rounded(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.0f}"
+
+
+def _print_json(value: Any) -> None:
+    import dataclasses
+    import json
+
+    typer.echo(json.dumps(value, indent=2, default=dataclasses.asdict))
+
+
+def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        numbers = all(isinstance(row[index], int) or str(row[index]).isdigit() for row in rows)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console().print(table)

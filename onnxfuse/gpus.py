@@ -1,0 +1,183 @@
+"""The table of GPUs: what `--gpu NAME` can name, and the figures that planning needs.
+
+Figures are those of NVIDIA's data sheets and architecture white papers (largest variant of the name; `memory_gbps` is peak bandwidth,
+which a copy reaches to about 90 %), shared memory those of the CUDA C++ Programming Guide, "Technical specifications per compute
+capability". TensorRT support is that of its support matrix; Jetson modules get TensorRT with JetPack.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from onnxfuse.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one compute capability where only that was named (then the figures of a single card are None).
+
+    `sm` is the compute capability without its dot; bandwidth in GB/s; shared memory in KiB of a multiprocessor, and of a block that
+    asks for all it may have.
+    """
+
+    name: str
+    sm: int
+    sms: int | None
+    memory_gbps: float | None
+    shared_kib_sm: int
+    shared_kib_block: int
+    tensorrt: str
+    kind: str
+    aliases: tuple[str, ...] = ()
+
+
+# Shared memory by compute capability: KiB of a multiprocessor, KiB that one block may opt in to.
+_SHARED = {
+    75: (64, 64),
+    80: (164, 163),
+    86: (100, 99),
+    87: (164, 163),
+    89: (100, 99),
+    90: (228, 227),
+    100: (228, 227),
+    103: (228, 227),
+    110: (228, 227),
+    120: (100, 99),
+    121: (100, 99),
+}
+# TensorRT versions by compute capability. JetPack fixes the version on a Jetson.
+_TENSORRT = {
+    75: "10 (for 11 see its support matrix)",
+    80: "10, 11",
+    86: "10, 11",
+    87: "10 (JetPack 6)",
+    89: "10, 11",
+    90: "10, 11",
+    100: "10.8 and later, 11",
+    103: "10.13 and later, 11",
+    110: "10.13 and later (JetPack 7), 11",
+    120: "10.8 and later, 11",
+    121: "10.13 and later, 11",
+}
+
+_DATA_CENTRE, _WORKSTATION, _CONSUMER, _JETSON = "data centre", "workstation", "consumer", "Jetson"
+
+_ROWS: tuple[tuple[str, str, int, int, float, tuple[str, ...]], ...] = (
+    ("t4", _DATA_CENTRE, 75, 40, 320, ("tesla-t4",)),
+    ("a100", _DATA_CENTRE, 80, 108, 1555, ("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")),
+    ("a100-80gb", _DATA_CENTRE, 80, 108, 2039, ("a100-sxm4-80gb", "a100-pcie-80gb")),
+    ("a30", _DATA_CENTRE, 80, 56, 933, ()),
+    ("a40", _DATA_CENTRE, 86, 84, 696, ()),
+    ("a10", _DATA_CENTRE, 86, 72, 600, ("a10g",)),
+    ("a16", _DATA_CENTRE, 86, 10, 200, ()),
+    ("a2", _DATA_CENTRE, 86, 10, 200, ()),
+    ("l4", _DATA_CENTRE, 89, 58, 300, ()),
+    ("l40", _DATA_CENTRE, 89, 142, 864, ()),
+    ("l40s", _DATA_CENTRE, 89, 142, 864, ()),
+    ("h100", _DATA_CENTRE, 90, 132, 3352, ("h100-sxm", "h100-sxm5", "h100-80gb-hbm3")),
+    ("h100-pcie", _DATA_CENTRE, 90, 114, 2039, ()),
+    ("h100-nvl", _DATA_CENTRE, 90, 132, 3938, ()),
+    ("h200", _DATA_CENTRE, 90, 132, 4800, ("h200-sxm", "h200-nvl")),
+    ("gh200", _DATA_CENTRE, 90, 132, 4900, ("gh200-480gb",)),
+    ("b200", _DATA_CENTRE, 100, 148, 8000, ("gb200",)),
+    ("b300", _DATA_CENTRE, 103, 148, 8000, ("gb300",)),
+    ("rtx-pro-6000", _WORKSTATION, 120, 188, 1792, ("rtx-pro-6000-blackwell", "rtx-pro-6000-server")),
+    ("rtx6000-ada", _WORKSTATION, 89, 142, 960, ("rtx-6000-ada-generation",)),
+    ("rtx5000-ada", _WORKSTATION, 89, 100, 576, ("rtx-5000-ada-generation",)),
+    ("rtx4000-ada", _WORKSTATION, 89, 48, 360, ("rtx-4000-ada-generation",)),
+    ("rtx-a6000", _WORKSTATION, 86, 84, 768, ("a6000",)),
+    ("rtx-a5000", _WORKSTATION, 86, 64, 768, ("a5000",)),
+    ("rtx-a4000", _WORKSTATION, 86, 48, 448, ("a4000",)),
+    ("rtx-a2000", _WORKSTATION, 86, 26, 288, ("a2000",)),
+    ("dgx-spark", _WORKSTATION, 121, 48, 273, ("gb10",)),
+    ("rtx2060", _CONSUMER, 75, 30, 336, ()),
+    ("rtx2070", _CONSUMER, 75, 36, 448, ()),
+    ("rtx2080", _CONSUMER, 75, 46, 448, ()),
+    ("rtx2080ti", _CONSUMER, 75, 68, 616, ()),
+    ("gtx1660ti", _CONSUMER, 75, 24, 288, ()),
+    ("rtx3060", _CONSUMER, 86, 28, 360, ()),
+    ("rtx3070", _CONSUMER, 86, 46, 448, ()),
+    ("rtx3080", _CONSUMER, 86, 68, 760, ()),
+    ("rtx3090", _CONSUMER, 86, 82, 936, ()),
+    ("rtx3090ti", _CONSUMER, 86, 84, 1008, ()),
+    ("rtx4060", _CONSUMER, 89, 24, 272, ()),
+    ("rtx4070", _CONSUMER, 89, 46, 504, ()),
+    ("rtx4080", _CONSUMER, 89, 76, 717, ()),
+    ("rtx4090", _CONSUMER, 89, 128, 1008, ()),
+    ("rtx5060", _CONSUMER, 120, 30, 448, ()),
+    ("rtx5070", _CONSUMER, 120, 48, 672, ()),
+    ("rtx5080", _CONSUMER, 120, 84, 960, ()),
+    ("rtx5090", _CONSUMER, 120, 170, 1792, ()),
+    ("orin", _JETSON, 87, 16, 205, ("agx-orin", "jetson-agx-orin")),
+    ("orin-nx", _JETSON, 87, 8, 102, ("jetson-orin-nx",)),
+    ("orin-nano", _JETSON, 87, 8, 102, ("jetson-orin-nano",)),
+    ("thor", _JETSON, 110, 20, 273, ("agx-thor", "jetson-thor", "jetson-agx-thor")),
+)  # fmt: skip
+
+GPUS: tuple[Gpu, ...] = tuple(
+    Gpu(name, sm, sms, gbps, *_SHARED[sm], _TENSORRT[sm], kind, aliases) for name, kind, sm, sms, gbps, aliases in _ROWS
+)
+
+# GPUs that people still have and TensorRT 10 does not: name to compute capability.
+_TOO_OLD = {
+    "v100": 70, "v100s": 70, "titanv": 70, "xavier": 72, "agxxavier": 72, "xaviernx": 72,
+    "p100": 60, "p40": 61, "p4": 61, "gtx1080": 61, "gtx1080ti": 61, "gtx1070": 61, "gtx1060": 61, "titanxp": 61, "tx2": 62,
+    "m60": 52, "m40": 52, "nano": 53, "k80": 37,
+}  # fmt: skip
+
+
+def resolve(name: str) -> Gpu:
+    """The GPU that `name` means: "auto", a name or alias in any case ("H100", "RTX 4090", "NVIDIA H200"), "sm_90", "sm90" or "90".
+
+    Raises BadInput for a GPU that TensorRT no longer supports, with the reason, and for a name that is not known, with those like it;
+    MissingHere for "auto" where there is no GPU.
+    """
+    wanted = _key(name)
+    if wanted == "auto":
+        return _device()
+    if match := re.fullmatch(r"(?:sm)?(\d{2,3})[af]?", wanted):
+        return _architecture(int(match[1]), name)
+    if wanted in _TOO_OLD:
+        raise _refused(name, _TOO_OLD[wanted])
+    if gpu := _by_key().get(wanted):
+        return gpu
+    known = {key: gpu.name for key, gpu in _by_key().items()}
+    close = dict.fromkeys(known[key] for key in difflib.get_close_matches(wanted, known, n=4, cutoff=0.6))
+    meant = f"did you mean {', '.join(close)}?" if close else "`onnxfuse plugins list` shows the names"
+    raise BadInput(f"GPU {name!r} is not known; {meant} (sm_NN names a compute capability)")
+
+
+def _key(name: str) -> str:
+    """A name without case, vendor, brand and separators."""
+    plain = re.sub(r"[\s_\-.]+", "", name.strip().lower())
+    return re.sub(r"^(nvidia)?(geforce|tesla|quadro)?(?=.)", "", plain)
+
+
+def _by_key() -> dict[str, Gpu]:
+    return {_key(name): gpu for gpu in GPUS for name in (gpu.name, *gpu.aliases)}
+
+
+def _architecture(sm: int, name: str) -> Gpu:
+    if sm < min(_SHARED):
+        raise _refused(name, sm)
+    if sm not in _SHARED:
+        raise BadInput(f"GPU {name!r}: no such compute capability; there are {', '.join(f'sm_{known}' for known in _SHARED)}")
+    return Gpu(f"sm_{sm}", sm, None, None, *_SHARED[sm], _TENSORRT[sm], "compute capability")
+
+
+def _refused(name: str, sm: int) -> BadInput:
+    return BadInput(
+        f"GPU {name!r} is of compute capability {sm // 10}.{sm % 10}: TensorRT 10 dropped it (7.5 is the oldest) and CUDA 13 "
+        "cannot compile for it; use a Turing GPU (t4) or newer"
+    )
+
+
+def _device() -> Gpu:
+    """The GPU of this machine: its row, or what its compute capability says where the table has no such name."""
+    from onnxfuse.engine import trt
+
+    name, sm, _ = trt.gpu()
+    found = _by_key().get(_key(name))
+    return found if found and found.sm == sm else _architecture(sm, name)

@@ -1,0 +1,334 @@
+// Stands in for TensorRT: loads a plugin library and calls its creators and plugins as TensorRT does, through the header it is compiled
+// with. `harness LIBRARY SCENARIO` prints one line for each expectation that is not met, and ends with status 0 if there is none.
+// Refusals go to stderr, where the test reads them.
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <dlfcn.h>
+
+#include "../../plugins/abi/NvInferPluginAbi.h"
+
+using namespace nvinfer1;
+
+static int failures = 0;
+
+#define EXPECT(condition)                                       \
+    do                                                          \
+    {                                                           \
+        if (!(condition))                                       \
+        {                                                       \
+            std::printf("line %d: %s\n", __LINE__, #condition); \
+            ++failures;                                         \
+        }                                                       \
+    } while (false)
+
+// A dimension as TensorRT hands it out: an object whose implementation pointer answers.
+struct Answer : apiv::VDimensionExpr
+{
+    explicit Answer(int64_t v)
+        : value(v)
+    {
+    }
+    bool isConstant() const override { return value >= 0; }
+    int64_t getConstantValue() const override { return value; }
+    bool isSizeTensor() const override { return false; }
+    int64_t value;
+};
+
+struct Expression : IDimensionExpr
+{
+    explicit Expression(int64_t value)
+        : answer(value)
+    {
+        mImpl = &answer;
+    }
+    Answer answer;
+};
+
+// -1 is an extent that is not known.
+static DimsExprs symbolic(std::vector<int64_t> const& extents)
+{
+    DimsExprs dims{static_cast<int32_t>(extents.size()), {}};
+    for (size_t i = 0; i < extents.size(); ++i)
+        dims.d[i] = new Expression(extents[i]); // as long as the process
+    return dims;
+}
+
+static Dims fixed(std::vector<int64_t> const& extents)
+{
+    Dims dims{};
+    dims.nbDims = static_cast<int32_t>(extents.size());
+    for (size_t i = 0; i < extents.size(); ++i)
+        dims.d[i] = extents[i];
+    return dims;
+}
+
+static PluginTensorDesc desc(std::vector<int64_t> const& extents, DataType type = DataType::kHALF)
+{
+    return {fixed(extents), type, TensorFormat::kLINEAR, 1.0f};
+}
+
+static DynamicPluginTensorDesc range(std::vector<int64_t> const& declared, std::vector<int64_t> const& largest)
+{
+    return {desc(declared), fixed(largest), fixed(largest), fixed(largest)};
+}
+
+struct Loaded
+{
+    IPluginCreatorInterface* const* creators = nullptr;
+    int32_t count = 0;
+
+    explicit Loaded(char const* path)
+    {
+        void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (!library)
+        {
+            std::printf("%s\n", dlerror());
+            std::exit(3);
+        }
+        auto* const get = reinterpret_cast<IPluginCreatorInterface* const* (*)(int32_t&)>(dlsym(library, "getCreators"));
+        auto* const finder = reinterpret_cast<void (*)(ILoggerFinder*)>(dlsym(library, "setLoggerFinder"));
+        finder(nullptr);
+        creators = get(count);
+    }
+
+    IPluginCreatorV3One* creator(char const* name) const
+    {
+        for (int32_t i = 0; i < count; ++i)
+        {
+            auto* const found = static_cast<IPluginCreatorV3One*>(creators[i]);
+            if (std::strcmp(found->getPluginName(), name) == 0)
+                return found;
+        }
+        return nullptr;
+    }
+
+    IPluginV3* make(char const* name, std::vector<PluginField> const& fields, TensorRTPhase phase = TensorRTPhase::kBUILD) const
+    {
+        PluginFieldCollection const collection{static_cast<int32_t>(fields.size()), fields.data()};
+        return creator(name)->createPlugin("node", &collection, phase);
+    }
+};
+
+static IPluginV3OneBuild* build(IPluginV3* plugin)
+{
+    return static_cast<IPluginV3OneBuild*>(plugin->getCapabilityInterface(PluginCapabilityType::kBUILD));
+}
+static IPluginV3OneRuntime* runtime(IPluginV3* plugin)
+{
+    return static_cast<IPluginV3OneRuntime*>(plugin->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
+}
+static IPluginV3OneCore* core(IPluginV3* plugin)
+{
+    return static_cast<IPluginV3OneCore*>(plugin->getCapabilityInterface(PluginCapabilityType::kCORE));
+}
+static bool is(InterfaceInfo const& info, char const* kind)
+{
+    return std::strcmp(info.kind, kind) == 0 && info.major == 1 && info.minor == 0;
+}
+
+static float const epsilon = 1e-3f;
+static int32_t const zero = 0, one = 1, two = 2, three = 3;
+static int64_t const long_two = 2;
+static PluginField const epsilon_field{"epsilon", &epsilon, PluginFieldType::kFLOAT32, 1};
+
+static std::string written(PluginFieldCollection const* fields)
+{
+    std::string text;
+    for (int32_t i = 0; i < fields->nbFields; ++i)
+    {
+        PluginField const& field = fields->fields[i];
+        size_t const size = field.type == PluginFieldType::kCHAR ? field.length : 4 * field.length;
+        text += field.name + std::string("=") + std::string(static_cast<char const*>(field.data), size) + ";";
+    }
+    return text;
+}
+
+static void interfaces(Loaded const& library)
+{
+    EXPECT(library.count == 3);
+    for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
+    {
+        IPluginCreatorV3One* const creator = library.creator(name);
+        EXPECT(creator != nullptr);
+        EXPECT(is(creator->getInterfaceInfo(), "PLUGIN CREATOR_V3ONE"));
+        EXPECT(std::strcmp(creator->getPluginVersion(), "1") == 0);
+        EXPECT(std::strcmp(creator->getPluginNamespace(), "onnxfuse") == 0);
+        IPluginV3* const plugin = library.make(name, {});
+        EXPECT(plugin != nullptr);
+        EXPECT(is(plugin->getInterfaceInfo(), "PLUGIN"));
+        EXPECT(is(core(plugin)->getInterfaceInfo(), "PLUGIN_V3ONE_CORE"));
+        EXPECT(is(build(plugin)->getInterfaceInfo(), "PLUGIN_V3ONE_BUILD"));
+        EXPECT(is(runtime(plugin)->getInterfaceInfo(), "PLUGIN_V3ONE_RUNTIME"));
+        EXPECT(std::strcmp(core(plugin)->getPluginName(), name) == 0);
+        EXPECT(std::strcmp(core(plugin)->getPluginNamespace(), "onnxfuse") == 0);
+        EXPECT(build(plugin)->getNbOutputs() == 1);
+        EXPECT(build(plugin)->getWorkspaceSize(nullptr, 0, nullptr, 0) == 0);
+        EXPECT(build(plugin)->getNbTactics() == 0);
+        EXPECT(runtime(plugin)->setTactic(0) == 0);
+        delete plugin;
+    }
+}
+
+static void roundtrip(Loaded const& library)
+{
+    struct Case
+    {
+        char const* name;
+        std::vector<PluginField> fields;
+        int outputs;
+    };
+    std::vector<Case> const cases{
+        {"SkipLayerNormalization",
+            {epsilon_field, {"outputs", &two, PluginFieldType::kINT32, 1}, {"has_beta", &zero, PluginFieldType::kINT32, 1}}, 2},
+        {"SkipRMSNormalization", {epsilon_field, {"outputs", &long_two, PluginFieldType::kINT64, 1}}, 2},
+        {"BiasGelu", {{"approximate", "quick", PluginFieldType::kCHAR, 5}}, 1},
+    };
+    for (Case const& c : cases)
+    {
+        IPluginV3* const first = library.make(c.name, c.fields);
+        EXPECT(first != nullptr);
+        std::string const state = written(runtime(first)->getFieldsToSerialize());
+        std::string const key = build(first)->getTimingCacheID();
+        IPluginV3* const copy = first->clone();
+        IPluginV3* const attached = runtime(first)->attachToContext(nullptr);
+        PluginFieldCollection const* const saved = runtime(first)->getFieldsToSerialize();
+        IPluginV3* const again = library.creator(c.name)->createPlugin("node", saved, TensorRTPhase::kRUNTIME);
+        EXPECT(copy != nullptr && attached != nullptr && again != nullptr && copy != first && attached != first);
+        delete first; // what was made from it stands alone
+        for (IPluginV3* const other : {copy, attached, again})
+        {
+            EXPECT(written(runtime(other)->getFieldsToSerialize()) == state);
+            EXPECT(build(other)->getTimingCacheID() == key);
+            EXPECT(build(other)->getNbOutputs() == c.outputs);
+            delete other;
+        }
+        std::printf("%s", state.find("epsilon") == 0 || state == "approximate=quick;" ? "" : state.c_str());
+    }
+    // A whole number where a real one is declared.
+    IPluginV3* const whole = library.make("SkipLayerNormalization", {{"epsilon", &one, PluginFieldType::kINT32, 1}});
+    float value = 0;
+    std::memcpy(&value, runtime(whole)->getFieldsToSerialize()->fields[0].data, sizeof value);
+    EXPECT(value == 1.0f);
+    // A string with its closing zero, and an ONNX default.
+    EXPECT(library.make("BiasGelu", {{"approximate", "tanh", PluginFieldType::kCHAR, 5}}) != nullptr);
+    EXPECT(written(runtime(library.make("BiasGelu", {}))->getFieldsToSerialize()) == "approximate=none;");
+}
+
+static void bad_fields(Loaded const& library)
+{
+    float const negative = -1.0f, nan = __builtin_nanf("");
+    float const pair[2] = {1.0f, 2.0f};
+    EXPECT(!library.make("SkipLayerNormalization", {{"epsilon", &negative, PluginFieldType::kFLOAT32, 1}}));
+    EXPECT(!library.make("SkipLayerNormalization", {{"epsilon", &nan, PluginFieldType::kFLOAT32, 1}}));
+    EXPECT(!library.make("SkipLayerNormalization", {{"epsilon", pair, PluginFieldType::kFLOAT32, 2}}));
+    EXPECT(!library.make("SkipRMSNormalization", {{"epsilon", "1e-5", PluginFieldType::kCHAR, 4}}));
+    EXPECT(!library.make("SkipRMSNormalization", {{"outputs", &three, PluginFieldType::kINT32, 1}}));
+    EXPECT(!library.make("SkipRMSNormalization", {{"has_beta", &one, PluginFieldType::kINT32, 1}}));
+    EXPECT(!library.make("BiasGelu", {{"approximate", "sigmoid", PluginFieldType::kCHAR, 7}}));
+    EXPECT(!library.make("BiasGelu", {{"approximate", &one, PluginFieldType::kINT32, 1}}));
+}
+
+static int32_t shapes_status(IPluginV3* plugin, std::vector<std::vector<int64_t>> const& inputs, DimsExprs* outputs)
+{
+    std::vector<DimsExprs> dims;
+    for (auto const& extents : inputs)
+        dims.push_back(symbolic(extents));
+    auto* const unused = reinterpret_cast<IExprBuilder*>(&dims);
+    return build(plugin)->getOutputShapes(
+        dims.data(), static_cast<int32_t>(dims.size()), nullptr, 0, outputs, build(plugin)->getNbOutputs(), *unused);
+}
+
+static void shapes(Loaded const& library)
+{
+    IPluginV3* const norm = library.make("SkipLayerNormalization", {{"outputs", &two, PluginFieldType::kINT32, 1}});
+    DimsExprs outputs[2];
+    EXPECT(shapes_status(norm, {{-1, 128, 768}, {-1, 128, 768}, {768}, {768}, {768}}, outputs) == 0);
+    for (DimsExprs const& output : outputs)
+        EXPECT(output.nbDims == 3 && !output.d[0]->isConstant() && output.d[2]->getConstantValue() == 768);
+    EXPECT(shapes_status(norm, {{-1, -1, -1}, {-1, 128, 768}, {768}}, outputs) == 0);
+    EXPECT(shapes_status(norm, {{16384}, {16384}, {16384}}, outputs) == 0);
+    EXPECT(shapes_status(norm, {{4, 128, 768}, {1, 128, 768}, {768}}, outputs) != 0); // a broadcast
+    EXPECT(shapes_status(norm, {{4, 128, 768}, {128, 768}, {768}}, outputs) != 0);
+    EXPECT(shapes_status(norm, {{4, 768}, {4, 768}, {1, 768}}, outputs) != 0);
+    EXPECT(shapes_status(norm, {{4, 768}, {4, 768}, {768}, {384}}, outputs) != 0);
+    EXPECT(shapes_status(norm, {{}, {}, {1}}, outputs) != 0);
+    EXPECT(shapes_status(norm, {{4, 768}, {4, 768}}, outputs) != 0);
+    EXPECT(shapes_status(norm, {{4, 16385}, {4, 16385}, {16385}}, outputs) != 0);
+    IPluginV3* const no_beta = library.make("SkipLayerNormalization", {{"has_beta", &zero, PluginFieldType::kINT32, 1}});
+    EXPECT(shapes_status(no_beta, {{4, 768}, {4, 768}, {768}, {768}}, outputs) == 0);
+    EXPECT(shapes_status(no_beta, {{4, 768}, {4, 768}, {768}, {768}, {768}}, outputs) != 0);
+    IPluginV3* const gelu = library.make("BiasGelu", {});
+    EXPECT(shapes_status(gelu, {{2, -1, 100000}, {100000}}, outputs) == 0);
+    EXPECT(shapes_status(gelu, {{2, -1, 3072}, {768}}, outputs) != 0);
+    EXPECT(shapes_status(gelu, {{2, -1, 3072}}, outputs) != 0);
+
+    // A width that only the profile tells.
+    DynamicPluginTensorDesc const wide[] = {range({-1, -1}, {8, 16385}), range({-1, -1}, {8, 16385}), range({-1}, {16385})};
+    DynamicPluginTensorDesc const fits[] = {range({-1, -1}, {8, 16384}), range({-1, -1}, {8, 16384}), range({-1}, {16384})};
+    EXPECT(build(norm)->configurePlugin(wide, 3, fits, 2) != 0);
+    EXPECT(build(norm)->configurePlugin(fits, 3, fits, 2) == 0);
+}
+
+static void types(Loaded const& library)
+{
+    IPluginV3* const norm = library.make("SkipLayerNormalization", {});
+    DataType out = DataType::kINT8;
+    for (DataType const type : {DataType::kFLOAT, DataType::kHALF, DataType::kBF16})
+    {
+        DataType const same[] = {type, type, type};
+        EXPECT(build(norm)->getOutputDataTypes(&out, 1, same, 3) == 0 && out == type);
+        DynamicPluginTensorDesc tensors[4] = {};
+        for (DynamicPluginTensorDesc& tensor : tensors)
+            tensor.desc = desc({4, 768}, type);
+        for (int i = 0; i < 4; ++i)
+            EXPECT(build(norm)->supportsFormatCombination(i, tensors, 3, 1));
+        tensors[2].desc.type = DataType::kINT32;
+        EXPECT(!build(norm)->supportsFormatCombination(2, tensors, 3, 1));
+        tensors[3].desc.format = static_cast<TensorFormat>(1);
+        EXPECT(!build(norm)->supportsFormatCombination(3, tensors, 3, 1));
+    }
+    DataType const mixed[] = {DataType::kHALF, DataType::kHALF, DataType::kFLOAT};
+    EXPECT(build(norm)->getOutputDataTypes(&out, 1, mixed, 3) != 0);
+    DataType const whole[] = {DataType::kINT32, DataType::kINT32, DataType::kINT32};
+    EXPECT(build(norm)->getOutputDataTypes(&out, 1, whole, 3) != 0);
+}
+
+static void running(Loaded const& library)
+{
+    IPluginV3* const norm = library.make("SkipLayerNormalization", {});
+    PluginTensorDesc const empty[] = {desc({0, 128, 768}), desc({0, 128, 768}), desc({768})};
+    PluginTensorDesc const full[] = {desc({2, 128, 768}), desc({2, 128, 768}), desc({768})};
+    PluginTensorDesc const broadcast[] = {desc({2, 128, 768}), desc({1, 128, 768}), desc({768})};
+    void const* const inputs[3] = {};
+    void* const outputs[1] = {};
+    EXPECT(runtime(norm)->enqueue(empty, empty, inputs, outputs, nullptr, nullptr) != 0); // no shapes yet
+    EXPECT(runtime(norm)->onShapeChange(broadcast, 3, broadcast, 1) != 0);
+    EXPECT(runtime(norm)->onShapeChange(empty, 3, empty, 1) == 0);
+    EXPECT(runtime(norm)->enqueue(empty, empty, inputs, outputs, nullptr, nullptr) == 0); // nothing to do, no GPU needed
+    EXPECT(runtime(norm)->onShapeChange(full, 3, full, 1) == 0);
+    EXPECT(runtime(norm)->enqueue(full, full, inputs, outputs, nullptr, nullptr) != 0); // null pointers
+}
+
+int main(int, char** argv)
+{
+    Loaded const library(argv[1]);
+    std::string const scenario = argv[2];
+    if (scenario == "interfaces")
+        interfaces(library);
+    else if (scenario == "roundtrip")
+        roundtrip(library);
+    else if (scenario == "bad_fields")
+        bad_fields(library);
+    else if (scenario == "shapes")
+        shapes(library);
+    else if (scenario == "types")
+        types(library);
+    else if (scenario == "running")
+        running(library);
+    else
+        return 2;
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,266 @@
+"""Compiling and caching the library, and what ptxas says of its kernels."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxfuse import plugins
+from onnxfuse.errors import BadInput, MissingHere
+
+pytestmark = pytest.mark.nvcc
+
+SMALL_GPU = 80
+EXPORTS = {
+    "getCreators",
+    "setLoggerFinder",
+    "onnxfuse_launch_bias_gelu",
+    "onnxfuse_launch_error",
+    "onnxfuse_launch_skip_layernorm",
+    "onnxfuse_launch_skip_rmsnorm",
+}
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ONNXFUSE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plugin folder that compiles in a second, in place of the real one."""
+    folder = tmp_path / "sources"
+    (folder / "One").mkdir(parents=True)
+    shutil.copy(plugins.sources() / "exports.map", folder)
+    (folder / "One" / "kernel.cu").write_text(
+        "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }\n"
+        'extern "C" __attribute__((visibility("default"))) int onnxfuse_launch_twice(float* x)\n'
+        "{ twice<<<1, 32>>>(x); return cudaGetLastError(); }\n"
+    )
+    monkeypatch.setattr(plugins, "sources", lambda: folder)
+    return folder
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_library_is_compiled_whole(sm: int, library: Callable[[int], plugins.Library]) -> None:
+    built = library(sm)
+    assert built.sm == sm
+    assert set(built.ops) == plugins.PLUGIN_OPS
+    symbols = subprocess.run(["nm", "-D", "--defined-only", built.path], check=True, capture_output=True, text=True).stdout
+    assert {line.split()[-1] for line in symbols.splitlines()} == EXPORTS
+    needed = subprocess.run(["readelf", "-d", built.path], check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r"NEEDED.*\[(.*)\]", needed)) <= {
+        "libc.so.6", "ld-linux-x86-64.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libdl.so.2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) -> None:
+    kernels = library(sm).kernels
+    stems = {use.name.split("<")[0] for use in kernels}
+    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu"}
+    assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
+    for use in kernels:
+        assert use.sm == sm
+        assert (use.spill_stores, use.spill_loads, use.stack) == (0, 0, 0), use
+        assert 0 < use.registers <= 128, use
+
+
+def test_operators_are_the_folders() -> None:
+    assert {path.parent.name for path in plugins.sources().glob("*/plugin.cpp")} - {"common"} == plugins.PLUGIN_OPS
+
+
+def test_widest_row_is_the_kernels(nvcc: plugins.Nvcc, tmp_path: Path) -> None:
+    source = tmp_path / "width.cpp"
+    source.write_text(f'#include "{plugins.sources()}/common/dtype.h"\nstatic_assert(onnxfuse::kMaxWidth == {plugins.MAX_WIDTH});\n')
+    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", source], check=True)
+
+
+def test_second_build_comes_from_the_cache(empty_cache: Path, tiny_sources: Path) -> None:
+    compiled: list[str] = []
+    first = plugins.build(SMALL_GPU, lambda name, done, total: compiled.append(f"{name} {done}/{total}"))
+    assert compiled == ["One/kernel.cu 1/1"]
+    before = first.path.stat().st_mtime_ns
+    second = plugins.build(SMALL_GPU, lambda name, done, total: compiled.append(name))
+    assert len(compiled) == 1
+    assert second == first
+    assert second.path.stat().st_mtime_ns == before
+    assert stat.S_IMODE(empty_cache.stat().st_mode) == 0o700
+    assert not list(empty_cache.glob("plugins/.building-*"))
+
+
+def test_changed_source_is_another_library(empty_cache: Path, tiny_sources: Path) -> None:
+    first = plugins.build(SMALL_GPU)
+    kernel = tiny_sources / "One" / "kernel.cu"
+    kernel.write_text(kernel.read_text().replace("2;", "3;"))
+    second = plugins.build(SMALL_GPU)
+    assert first.path != second.path
+    assert first.sha256 != second.sha256
+
+
+@pytest.mark.parametrize("victim", ["libonnxfuse_plugins.so", "library.json"])
+@pytest.mark.parametrize("content", [b"", b"junk", None])
+def test_damaged_library_is_built_again(victim: str, content: bytes | None, empty_cache: Path, tiny_sources: Path) -> None:
+    first = plugins.build(SMALL_GPU)
+    path = first.path.with_name(victim)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    compiled: list[str] = []
+    second = plugins.build(SMALL_GPU, lambda name, done, total: compiled.append(name))
+    assert compiled
+    assert second.path == first.path
+    assert plugins._hash_file(second.path) == second.sha256
+    note = json.loads(second.path.with_name("library.json").read_text())
+    assert note["sha256"] == second.sha256
+
+
+def test_two_processes_build_once(empty_cache: Path, tiny_sources: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom onnxfuse import plugins\n"
+        f"plugins.sources = lambda: Path({str(tiny_sources)!r})\n"
+        "compiled = []\n"
+        f"library = plugins.build({SMALL_GPU}, lambda name, done, total: compiled.append(name))\n"
+        "import ctypes; ctypes.CDLL(str(library.path)).onnxfuse_launch_twice\n"
+        "print(len(compiled), library.sha256)\n"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) for _ in "ab"
+    ]
+    said = [process.communicate(timeout=300)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(count for count, _ in said) == ["0", "1"]
+    assert said[0][1] == said[1][1]
+
+
+def test_cached_library_serves_without_a_compiler(empty_cache: Path, tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = plugins.build(SMALL_GPU)
+    monkeypatch.setattr(plugins, "_nvcc_places", lambda: iter(()))
+    assert plugins.build(SMALL_GPU) == built
+    with pytest.raises(MissingHere, match=r"^nvcc, the CUDA compiler: not in CUDA_HOME.*pip install 'onnxfuse\[nvcc\]'"):
+        plugins.build(90)
+
+
+def test_compiler_fault_is_one_line_with_a_log(empty_cache: Path, tiny_sources: Path) -> None:
+    (tiny_sources / "One" / "kernel.cu").write_text("this is no C++\n")
+    with pytest.raises(MissingHere) as fault:
+        plugins.build(SMALL_GPU)
+    message = str(fault.value)
+    assert "\n" not in message
+    assert message.startswith("One/kernel.cu: nvcc failed: ")
+    log = Path(message.rsplit(" ", 1)[1])
+    assert "this is no C++" in log.read_text() or "error" in log.read_text()
+    assert not list(empty_cache.glob("plugins/sm_*/"))
+    assert not list(empty_cache.glob("plugins/.building-*"))
+
+
+SPILLING = """
+__global__ void __launch_bounds__(1024, 2) hungry(float* x, int n)
+{
+    float v[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) v[i] = x[threadIdx.x + i * n];
+    __syncthreads();
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) total += v[i] * v[63 - i] + v[(i * 7) % 64];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x[threadIdx.x + i * n] = v[i] * total;
+}
+"""
+
+
+def test_spilling_kernel_is_refused_unless_allowed(empty_cache: Path, tiny_sources: Path) -> None:
+    kernel = tiny_sources / "One" / "kernel.cu"
+    kernel.write_text(SPILLING)
+    with pytest.raises(MissingHere, match=r"^kernel hungry: nvcc [\d.]+ spills \d+ bytes of registers for sm_80"):
+        plugins.build(SMALL_GPU)
+    kernel.write_text("// allow-spill hungry: it is here to spill\n" + SPILLING)
+    (use,) = plugins.build(SMALL_GPU).kernels
+    assert use.name == "hungry"
+    assert use.spill_stores > 0
+    assert use.spill_loads > 0
+
+
+def test_missing_cxx_is_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingHere, match=r"^no-such-compiler: no such C\+\+ compiler; install g\+\+"):
+        plugins.build(SMALL_GPU)
+
+
+def test_old_architecture_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^sm_70: neither TensorRT 10 nor CUDA 13"):
+        plugins.build(70)
+
+
+def test_architecture_unknown_to_the_compiler_is_refused(empty_cache: Path) -> None:
+    with pytest.raises(MissingHere, match=r"cannot compile for sm_999"):
+        plugins.build(999)
+
+
+def test_cache_that_others_can_write_is_refused(empty_cache: Path, tiny_sources: Path) -> None:
+    plugins.build(SMALL_GPU)
+    (empty_cache / "plugins").chmod(0o777)
+    with pytest.raises(BadInput, match="others can write there; set ONNXFUSE_CACHE"):
+        plugins.build(SMALL_GPU)
+    assert stat.S_IMODE((empty_cache / "plugins").stat().st_mode) == 0o777  # not ours to change
+
+
+def test_cache_under_a_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONNXFUSE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BadInput, match="set ONNXFUSE_CACHE"):
+        plugins.build(SMALL_GPU)
+
+
+PTXAS = """
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN8onnxfuse14skip_layernormI6__halfLi8ELi3EEEvNS_17SkipLayerNormArgsIT_EE' for 'sm_80'
+ptxas info    : Function properties for _ZN8onnxfuse14skip_layernormI6__halfLi8ELi3EEEvNS_17SkipLayerNormArgsIT_EE
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 48 registers, used 1 barriers, 32 bytes smem, 408 bytes cmem[0]
+ptxas info    : Function properties for helper
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'plain' for 'sm_90'
+ptxas info    : Function properties for plain
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers
+"""
+
+
+def test_ptxas_report_is_read() -> None:
+    uses = plugins.parse_ptxas(PTXAS)
+    assert uses == [
+        plugins.KernelUse("skip_layernorm<half, 8, 3>", 80, 48, 8, 12, 16, 32),
+        plugins.KernelUse("helper", 80, 0, 0, 0, 0, 0),
+        plugins.KernelUse("plain", 90, 10, 0, 0, 0, 0),
+    ]
+
+
+def test_pip_layout_and_toolkit_layout_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for layout in ("lib64", "lib", "targets/sbsa-linux/lib"):
+        home = tmp_path / layout.replace("/", "-")
+        (home / "bin").mkdir(parents=True)
+        (home / layout).mkdir(parents=True)
+        (home / layout / "libcudart_static.a").touch()
+        nvcc = home / "bin" / "nvcc"
+        nvcc.write_text(
+            '#!/bin/sh\ncase $1 in --version) echo "Cuda compilation tools, release 12.8, V12.8.93";; *) echo sm_80; echo sm_90;; esac\n'
+        )
+        nvcc.chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME", str(home))
+        found = plugins.find_nvcc()
+        assert found == plugins.Nvcc(nvcc, home / layout / "libcudart_static.a", "12.8.93", frozenset({80, 90}))
+        # One that does not know the architecture gives way to the next that does.
+        assert plugins.find_nvcc(100).path != nvcc

@@ -1,0 +1,65 @@
+"""`onnxfuse plugins` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxfuse import plugins
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_list(run_cli: Run) -> None:
+    done = run_cli("plugins", "list")
+    assert done.returncode == 0, done.stderr
+    for text in (*plugins.PLUGIN_OPS, "float32, float16, bfloat16", "up to 16384", "sm_75 and newer", "h200", "rtx4090"):
+        assert text in done.stdout
+
+
+def test_list_json(run_cli: Run) -> None:
+    said = json.loads(run_cli("plugins", "list", "--json").stdout)
+    assert {op["name"] for op in said["plugins"]} == plugins.PLUGIN_OPS
+    assert {"name": "h200", "sm": 90}.items() <= next(gpu for gpu in said["gpus"] if gpu["name"] == "h200").items()
+
+
+@pytest.mark.nvcc
+def test_build_and_inspect(run_cli: Run, library: Callable[[int], plugins.Library]) -> None:
+    expected = [library(90), library(80)]
+    done = run_cli("plugins", "build", "--gpu", "h200", "--gpu", "sm_80", "--gpu", "h100")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"sm_{one.sm}  {one.path}" for one in expected]
+    table = run_cli("plugins", "inspect", "--gpu", "H200")
+    assert table.returncode == 0, table.stderr
+    assert "skip_layernorm<half, 8, 3>" in table.stdout
+    said = json.loads(run_cli("plugins", "inspect", "--gpu", "h200", "--json").stdout)
+    (one,) = said["libraries"]
+    assert one["sha256"] == expected[0].sha256
+    assert {use["name"] for use in one["kernels"]} == {use.name for use in expected[0].kernels}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["build", "--gpu", "v100"], 2, "error: GPU 'v100' is of compute capability 7.0: TensorRT 10 dropped it"),
+        (["inspect", "--gpu", "h10"], 2, "error: GPU 'h10' is not known; did you mean h100"),
+        (["build", "--gpu", "h200", "--gpu", "nothing"], 2, "error: GPU 'nothing' is not known"),
+    ],
+)
+def test_faults_are_one_line(arguments: list[str], status: int, message: str, run_cli: Run) -> None:
+    done = run_cli("plugins", *arguments)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_missing_compiler_is_one_line(run_cli: Run, tmp_path: Path) -> None:
+    done = run_cli("plugins", "build", "--gpu", "h200", CXX="no-such-compiler", ONNXFUSE_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: no-such-compiler: no such C++ compiler; install g++")
+    assert len(done.stderr.splitlines()) == 1

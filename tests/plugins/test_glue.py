@@ -1,0 +1,89 @@
+"""The plugins as TensorRT calls them, by a stand-in compiled with the own header and with each official one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxfuse import plugins
+
+HERE = Path(__file__).parent
+SCENARIOS = {
+    "interfaces": [],
+    "roundtrip": [],
+    "bad_fields": [
+        "SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
+        "SkipLayerNormalization: field 'epsilon' is nan; it must be a number that is not negative",
+        "SkipLayerNormalization: field 'epsilon' holds 2 values; give one number",
+        "SkipRMSNormalization: field 'epsilon' is no number (plugin field type 6)",
+        "SkipRMSNormalization: field 'outputs' is 3; it must be a whole number from 1 to 2",
+        "SkipRMSNormalization: field 'has_beta' is not known; the fields are epsilon, outputs",
+        "BiasGelu: field 'approximate' is 'sigmoid'; it must be none, tanh or quick",
+        "BiasGelu: field 'approximate' is no string (plugin field type 5)",
+    ],
+    "shapes": [
+        "SkipLayerNormalization: skip [1x128x768] has another shape than input [4x128x768]; a broadcast is not supported",
+        "SkipLayerNormalization: skip [128x768] has another shape than input [4x128x768]; a broadcast is not supported",
+        "SkipLayerNormalization: gamma has shape [1x768]; it must be 1-D, of the last axis' length 768",
+        "SkipLayerNormalization: beta has shape [384]; it must be 1-D, of the last axis' length 768",
+        "SkipLayerNormalization: input has rank 0; it needs 1 or more",
+        "SkipLayerNormalization: 2 inputs; it takes 3 to 5",
+        "SkipLayerNormalization: the last axis has 16385 elements and the kernel takes up to 16384; leave this node to TensorRT",
+        "SkipLayerNormalization: 5 inputs; it takes 3 to 4",
+        "BiasGelu: bias has shape [768]; it must be 1-D, of the last axis' length 3072",
+        "BiasGelu: 1 inputs; it takes 2",
+        "SkipLayerNormalization: the last axis has 16385 elements and the kernel takes up to 16384; leave this node to TensorRT",
+    ],
+    "types": [
+        "SkipLayerNormalization: input 2 has another type than input 0; cast all inputs to one type",
+        "SkipLayerNormalization: input 0 has TensorRT data type 3; float32, float16 and bfloat16 are supported",
+    ],
+    "running": [
+        "SkipLayerNormalization: enqueue without onShapeChange",
+        "SkipLayerNormalization: skip [1x128x768] has another shape than input [2x128x768]; a broadcast is not supported",
+        "SkipLayerNormalization: the kernel did not start: invalid argument",
+    ],
+}
+
+
+def compiled(program: Path, flags: list[str]) -> Path:
+    subprocess.run(["g++", "-std=c++17", *flags, str(HERE / "harness.cpp"), "-o", str(program), "-ldl"], check=True)
+    return program
+
+
+def play(program: Path, library: Path, scenario: str) -> None:
+    done = subprocess.run([program, library, scenario], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [f"onnxfuse: {line}" for line in SCENARIOS[scenario]]
+    assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("harness") / "own", [])
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_plugins_answer_as_tensorrt_expects(scenario: str, own: Path, library: Callable[[int], plugins.Library]) -> None:
+    play(own, library(90).path, scenario)
+
+
+@pytest.mark.nvcc
+@pytest.mark.external
+@pytest.mark.parametrize("version", ["10.14", "10.16", "11.0", "11.4"])
+def test_plugins_answer_through_the_official_headers(
+    version: str,
+    headers: Callable[[str], Path],
+    nvcc: plugins.Nvcc,
+    library: Callable[[int], plugins.Library],
+    tmp_path: Path,
+) -> None:
+    cuda = nvcc.path.parent.parent / "include"
+    flags = ["-DONNXFUSE_TENSORRT_HEADERS", "-isystem", str(headers(version)), "-isystem", str(cuda)]
+    program = compiled(tmp_path / "official", flags)
+    for scenario in SCENARIOS:
+        play(program, library(90).path, scenario)
