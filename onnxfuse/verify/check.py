@@ -203,27 +203,37 @@ def generated(
 ) -> Reference:
     """Made-up feeds that the model takes, and its outputs for them.
 
-    Feeds after the first have other sizes; where the model does not take those, they are left out and a note says so. OnnxfuseError: it
-    does not take the first one either; the message names the sizes that were guessed.
+    Sizes that are declared free are at times not: some are guessed anew where the model refuses them. Feeds after the first have other
+    sizes; those that the model does not take are left out, and a note says so. OnnxfuseError: it takes no guess; the sizes are named.
     """
-    feeds = inputs.generate(model, seed, count, dims)
-    try:
-        outputs, evaluator = run_feeds(child, model, feeds[:1], progress)
-    except reference.CannotRun:
-        raise
-    except OnnxfuseError as error:
-        guessed = [name for name in inputs.symbols(model) if name not in (dims or {})]
-        if not guessed:
-            raise
-        options = " ".join(f"--dims '{name}=N'" for name in guessed)
-        raise OnnxfuseError(f"{error}; free sizes were guessed: give them with {options}, or real inputs with --data") from error
+    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
     notes: tuple[str, ...] = ()
-    with contextlib.suppress(OnnxfuseError):  # sizes that are declared free are at times not
+    with contextlib.suppress(OnnxfuseError):
         for feed in feeds[1:]:
             outputs += child.run(model, [feed], evaluator=evaluator)
     if len(outputs) < len(feeds):
         notes = ("inputs of further sizes were left out: the reference does not take them",)
     return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
+
+
+def _first_feed(
+    child: reference.Runtime, model: Path, seed: int, count: int, dims: Mapping[str, int], progress: Callable[[str], None] | None
+) -> tuple[list[inputs.Feeds], list[reference.Outputs], str]:
+    """Feeds of the first guess that the model takes, and its outputs for the first of them."""
+    guessed = [name for name in inputs.symbols(model) if name not in dims]
+    refusals = []
+    for guess in inputs.GUESSES if guessed else inputs.GUESSES[:1]:
+        feeds = inputs.generate(model, seed, count, dims, guess)
+        try:
+            return feeds, *run_feeds(child, model, feeds[:1], progress)
+        except reference.CannotRun:
+            raise
+        except OnnxfuseError as error:
+            refusals.append(error)
+    if not guessed:
+        raise refusals[0]
+    options = " ".join(f"--dims '{name}=N'" for name in guessed)
+    raise OnnxfuseError(f"{refusals[0]}; free sizes were guessed: give them with {options}, or real inputs with --data") from refusals[0]
 
 
 def usable_feeds(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> list[dict[str, Any]]:

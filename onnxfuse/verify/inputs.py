@@ -23,11 +23,24 @@ if TYPE_CHECKING:
 
 Feeds = dict[str, np.ndarray]
 
-# Sizes of unknown dimensions, for the first, second... feed.
-BATCH = (1, 3, 2)
-SEQUENCE = (32, 17, 48)
-PIXELS = (224, 256, 192)
-OTHER = (16, 9, 24)
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """Sizes for free dimensions by kind, each for the first, second and third feed (and so on in turns)."""
+
+    batch: tuple[int, ...]
+    sequence: tuple[int, ...]
+    pixels: tuple[int, ...]
+    other: tuple[int, ...]
+
+
+# In the order in which to try them, where a model refuses sizes that it declares free: text and pictures, frames of sound and small
+# pictures, a second of sound and large pictures.
+GUESSES = (
+    Guess((1, 3, 2), (32, 17, 48), (224, 256, 192), (16, 9, 24)),
+    Guess((1, 3, 2), (512, 256, 384), (64, 48, 32), (64, 48, 80)),
+    Guess((1, 3, 2), (16000, 8000, 24000), (640, 512, 320), (128, 96, 160)),
+)
 SAMPLING_RATE = 16000
 UNKNOWN_IDS = 2  # exclusive bound of integers that no table bounds: in range for nearly everything
 
@@ -46,6 +59,10 @@ class InputSpec:
     name: str
     dtype: np.dtype
     shape: tuple[int | str | None, ...] | None  # None: not even the rank is declared
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with these sizes of its free dimensions, by symbol or NAME[AXIS]; a scalar where no rank is declared."""
+        return tuple(d if isinstance(d, int) else sizes[d or f"{self.name}[{axis}]"] for axis, d in enumerate(self.shape or ()))
 
     def __str__(self) -> str:
         dims = "any shape" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
@@ -158,10 +175,10 @@ def _fitting(array: np.ndarray, spec: InputSpec, file: Path) -> np.ndarray:
 # --------------------------------------------------------------------------------------------------------- made up
 
 
-def generate(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> list[Feeds]:
+def generate(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None, guess: Guess = GUESSES[0]) -> list[Feeds]:
     """`count` feeds that suit the model, repeatable by `seed`. The first has batch 1; further ones have other values and free sizes.
 
-    dims: sizes of symbolic dimensions by symbol, or NAME[AXIS] for a dimension without one; the others get defaults (sequence 32...).
+    dims: sizes of symbolic dimensions by symbol, or NAME[AXIS] for a dimension without one; the others are guessed.
     BadInput: a dimension that the model does not have, a size below 0, an input that is no tensor.
     """
     proto = skeleton(Path(model))
@@ -174,12 +191,19 @@ def generate(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int]
         if size < 0:
             raise BadInput(f"--dims {name}={size}: a size cannot be negative; give 0 or more")
     tables = _bounds(proto)
-    return [_feed(inputs, tables, fixed, seed, index) for index in range(count)]
+    return [_feed(inputs, tables, fixed, seed, index, guess) for index in range(count)]
 
 
-def _feed(inputs: Sequence[InputSpec], tables: Mapping[str, _Table], fixed: Mapping[str, int], seed: int, index: int) -> Feeds:
+def _feed(
+    inputs: Sequence[InputSpec], tables: Mapping[str, _Table], fixed: Mapping[str, int], seed: int, index: int, guess: Guess
+) -> Feeds:
     sizes = dict(fixed)
-    shapes = {spec.name: tuple(_size(spec, axis, sizes, index) for axis in range(len(spec.shape or ()))) for spec in inputs}
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape or ()):
+            if not isinstance(dim, int):
+                kind = _kind_of_size(spec, dim or "", axis, guess)
+                sizes.setdefault(dim or f"{spec.name}[{axis}]", kind[index % len(kind)])
+    shapes = {spec.name: spec.sized(sizes) for spec in inputs}
     length = _sequence_length(inputs, shapes)
     feeds = {}
     for number, spec in enumerate(inputs):
@@ -189,30 +213,22 @@ def _feed(inputs: Sequence[InputSpec], tables: Mapping[str, _Table], fixed: Mapp
     return feeds
 
 
-def _size(spec: InputSpec, axis: int, sizes: dict[str, int], index: int) -> int:
+def _kind_of_size(spec: InputSpec, symbol: str, axis: int, guess: Guess) -> tuple[int, ...]:
+    """Batch, sequence, pixels or other: by the symbol's name, else by where the dimension stands."""
     assert spec.shape is not None
-    dim = spec.shape[axis]
-    if isinstance(dim, int):
-        return dim
-    key = dim or f"{spec.name}[{axis}]"
-    if key not in sizes:
-        sizes[key] = _default(dim or "", axis, len(spec.shape), spec)[index % len(BATCH)]
-    return sizes[key]
-
-
-def _default(symbol: str, axis: int, rank: int, spec: InputSpec) -> tuple[int, ...]:
+    rank = len(spec.shape)
     if _BATCH_NAMES.search(symbol):
-        return BATCH
+        return guess.batch
     if _SEQUENCE_NAMES.search(symbol):
-        return SEQUENCE
+        return guess.sequence
     if _PIXEL_NAMES.search(symbol) or (rank == 4 and _channels(spec) is not None and axis not in (0, _channels(spec))):
-        return PIXELS
+        return guess.pixels
     # A recurrent state is [layers, batch, width] with a fixed number of layers.
-    if axis == 0 or (axis == 1 and rank == 3 and spec.shape is not None and isinstance(spec.shape[0], int)):
-        return BATCH
+    if axis == 0 or (axis == 1 and rank == 3 and isinstance(spec.shape[0], int)):
+        return guess.batch
     if (axis == 1 and rank in (2, 3)) or spec.dtype.kind in "iub":
-        return SEQUENCE
-    return OTHER
+        return guess.sequence
+    return guess.other
 
 
 def _channels(spec: InputSpec) -> int | None:

@@ -114,3 +114,9 @@ def test_guessed_sizes_are_named_when_the_model_refuses_them(save: Save) -> None
         found = check.generated(runtime, one, count=3)
     assert len(found.feeds) == len(found.outputs) == 1
     assert found.notes == ("inputs of further sizes were left out: the reference does not take them",)
+
+
+def test_sizes_are_guessed_anew_when_the_model_refuses_the_first(save: Save) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["y"])]
+    path = save(nodes, [("x", FLOAT, [1, "samples"])], [("y", FLOAT, None)], {"s": np.array([2, 256])})
+    assert [feed["x"].shape for feed in check.usable_feeds(path, count=3)] == [(1, 512)]
