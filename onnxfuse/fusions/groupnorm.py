@@ -25,7 +25,9 @@ from onnxfuse.graph.model import Model
 
 NATIVE = 21
 # From this version on a Constant can take an integer from an attribute; below, the node carries the target of its Reshape.
-_INTEGERS = 12
+_FROM_ATTRIBUTE = 12
+# From this version on a Constant can hold integers.
+_INTEGERS = 9
 
 
 def _pattern(scale: bool, bias: bool) -> Pattern:
@@ -74,30 +76,27 @@ class GroupNorm(Fusion):
         if new.opset >= NATIVE:
             return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name)
         attrs["dtype"] = _norms.element_type(x)
-        if new.opset < _INTEGERS:
-            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], np.float32))
+        if new.opset < _FROM_ATTRIBUTE:
+            kind = np.int64 if new.opset >= _INTEGERS else np.float32
+            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], kind))
         return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:
             return ()
-        if opset >= _INTEGERS:
+        if opset >= _FROM_ATTRIBUTE:
             attributes = "num_groups, epsilon, dtype"
-            target = """rest = Constant <value_ints = [-1]> () one = Constant <value_ints = [1]> ()
-                        number = Constant <value_int: int = @num_groups> ()
-                        count = Reshape (number, rest) same = Constant <value_ints = [0]> ()
+            target = """number = Constant <value_int: int = @num_groups> ()
+                        count = Reshape (number, rest)
                         grouped_target = Concat <axis = 0> (same, count, rest)"""
         else:
             attributes = "num_groups, epsilon, dtype, grouped_shape"
-            # A Constant holds integers only from version 9 on.
-            target = """minus_one = Constant <value = float[1] {-1.0}> () rest = Cast <to = 7> (minus_one)
-                        zero = Constant <value = float[1] {0.0}> () same = Cast <to = 7> (zero)
-                        plus_one = Constant <value = float[1] {1.0}> () one = Cast <to = 7> (plus_one)
-                        sizes = Constant <value: tensor = @grouped_shape> () grouped_target = Cast <to = 7> (sizes)"""
+            target = "sizes = Constant <value: tensor = @grouped_shape> () grouped_target = Cast <to = 7> (sizes)"
         function = _bodies.define(
             opset,
             f"""GroupNormalization <{attributes}> (X, Scale, Bias) => (Y) {{
                 x = Cast <to = 1> (X)
+                {_integer(opset, "same", 0)} {_integer(opset, "one", 1)} {_integer(opset, "rest", -1)}
                 {target}
                 grouped = Reshape (x, grouped_target)
                 {_bodies.row_mean(opset, "mean", "grouped")}
@@ -124,6 +123,13 @@ class GroupNorm(Fusion):
             }}""",
         )
         return (function,)
+
+
+def _integer(opset: int, name: str, number: int) -> str:
+    """Statements for an int64 tensor of one element."""
+    if opset >= _INTEGERS:
+        return f"{name} = Constant <value = int64[1] {{{number}}}> ()"
+    return f"{name}_float = Constant <value = float[1] {{{number}.0}}> () {name} = Cast <to = 7> ({name}_float)"
 
 
 def _groups(match: Match) -> int:
