@@ -181,8 +181,10 @@ def activate() -> types.ModuleType:
 
 def _leave() -> None:
     """Without this pycuda aborts the process on its way out, complaining of a context left on its stack."""
+    global _context  # noqa: PLW0603
     with contextlib.suppress(Exception):
         _context.pop()
+    _context = None
 
 
 def gpu() -> Device:
