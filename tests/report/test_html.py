@@ -115,3 +115,14 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     assert "CONSOLE" not in done.stderr
     # All rows: three sites, one kept, one miss. The words leave one; every other group is hidden.
     assert re.search(r"<title>5\|1\|1 place\|2\|5</title>", done.stdout), re.findall("<title>.*?</title>", done.stdout)
+
+
+def test_precision_says_what_stays_in_float32() -> None:
+    from onnxfuse.graph.precision import PrecisionReport
+    from onnxfuse.report.json import plain
+
+    converted = PrecisionReport("fp16", 40, (("norm", "ReduceMean", "values reach 1e6"),), 3, clamped={"mask": 2})
+    page = Page(html.page({**sample.optimize(), "converted": plain(converted)}))
+    assert "40 nodes compute in fp16, 1 stay in float32; 3 casts between them." in page.text
+    assert "values reach 1e6" in page.text
+    assert "2 in mask" in page.text
