@@ -97,6 +97,13 @@ def row_parameter(value: gs.Tensor, sizes: Sequence[int], role: str, x: gs.Tenso
     return None
 
 
+def settle(match: Match, x: gs.Tensor) -> gs.Tensor:
+    """The result of a site, with the shape of `x` where inference found none: refuse_operands and row_parameter leave no other."""
+    if match.output.shape is None and x.shape is not None:
+        match.output.shape = list(x.shape)
+    return match.output
+
+
 def numpy_type(value: gs.Tensor) -> np.dtype:
     """The numpy type of a float tensor; ml_dtypes has the one that numpy lacks."""
     if element_type(value) == onnx.TensorProto.BFLOAT16:

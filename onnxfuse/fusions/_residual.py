@@ -36,7 +36,9 @@ def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
     if _norms.element_type(skip) != _norms.element_type(given):
         return Refusal(f"'{skip.name}' is of another type than '{given.name}'")
     if not query.same_shape(given, skip):
-        return Refusal("the two operands of the addition are not proved to be of one shape", f"{query.shape(given)} and {query.shape(skip)}")
+        return Refusal(
+            "the two operands of the addition are not proved to be of one shape", f"{query.shape(given)} and {query.shape(skip)}"
+        )
     sizes = _norms.rows_of(given, 1)
     if isinstance(sizes, Refusal):
         return sizes
@@ -64,4 +66,4 @@ def inputs(match: Match, parameters: Sequence[str], new: Builder) -> list[gs.Ten
 
 def outputs(match: Match) -> list[gs.Tensor]:
     """The norm and the sum. Both, also where nobody reads the sum: onnxruntime infers types only of calls with all outputs."""
-    return [match.output, match["sum"]]
+    return [_norms.settle(match, match["input"]), match["sum"]]

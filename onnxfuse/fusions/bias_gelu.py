@@ -42,7 +42,9 @@ class BiasGelu(Fusion):
         assert not isinstance(sizes, Refusal)
         inputs = [x, _norms.parameter(match["bias"], sizes, 0.0, x, new)]
         kind = KINDS[self.variant(match)]
-        return new.node(f"Bias{kind.op}", inputs, [match.output], {"dtype": _norms.element_type(x)}, stem=self.name, domain=DOMAIN)
+        return new.node(
+            f"Bias{kind.op}", inputs, [_norms.settle(match, x)], {"dtype": _norms.element_type(x)}, stem=self.name, domain=DOMAIN
+        )
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return tuple(

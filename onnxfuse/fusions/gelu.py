@@ -147,11 +147,11 @@ class Gelu(Fusion):
         return "erf" if match.node("gate").op == "Erf" else "tanh"
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
-        kind = KINDS[self.variant(match)]
+        kind, x = KINDS[self.variant(match)], match["x"]
         if kind.native(new.opset):
-            return new.node("Gelu", [match["x"]], [match.output], {"approximate": kind.approximate}, stem=self.name)
-        attrs = {"dtype": _norms.element_type(match["x"])}
-        return new.node(kind.op, [match["x"]], [match.output], attrs, stem=self.name, domain=DOMAIN)
+            return new.node("Gelu", [x], [_norms.settle(match, x)], {"approximate": kind.approximate}, stem=self.name)
+        attrs = {"dtype": _norms.element_type(x)}
+        return new.node(kind.op, [x], [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return tuple(

@@ -81,10 +81,12 @@ class LayerNorm(Fusion):
         scale = _norms.parameter(match.get("scale"), sizes, 1.0, x, new)
         if new.opset >= NATIVE:
             inputs = [x, scale] if match.get("bias") is None else [x, scale, _norms.parameter(match["bias"], sizes, 0.0, x, new)]
-            return new.node("LayerNormalization", inputs, [match.output], {"axis": -len(axes), "epsilon": epsilon}, stem=self.name)
+            return new.node(
+                "LayerNormalization", inputs, [_norms.settle(match, x)], {"axis": -len(axes), "epsilon": epsilon}, stem=self.name
+            )
         bias = _norms.parameter(match.get("bias"), sizes, 0.0, x, new)
         attrs = {"epsilon": epsilon, "dtype": _norms.element_type(x)}
-        return new.node("LayerNormalization", [x, scale, bias], [match.output], attrs, stem=self.name, domain=DOMAIN)
+        return new.node("LayerNormalization", [x, scale, bias], [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:

@@ -69,9 +69,9 @@ class RMSNorm(Fusion):
         assert epsilon is not None
         inputs = [x, _norms.parameter(match.get("scale"), sizes, 1.0, x, new)]
         if new.opset >= NATIVE:
-            return new.node("RMSNormalization", inputs, [match.output], {"axis": -1, "epsilon": epsilon}, stem=self.name)
+            return new.node("RMSNormalization", inputs, [_norms.settle(match, x)], {"axis": -1, "epsilon": epsilon}, stem=self.name)
         attrs = {"epsilon": epsilon, "dtype": _norms.element_type(x)}
-        return new.node("RMSNormalization", inputs, [match.output], attrs, stem=self.name, domain=DOMAIN)
+        return new.node("RMSNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:

@@ -29,7 +29,8 @@ class Silu(Fusion):
         return _norms.refuse_operands(match, match["x"])
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
-        return new.node("Silu", [match["x"]], [match.output], stem=self.name, domain=DOMAIN)
+        x = match["x"]
+        return new.node("Silu", [x], [_norms.settle(match, x)], stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return (_bodies.define(opset, "Silu (X) => (Y) { gate = Sigmoid (X) Y = Mul (X, gate) }"),)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
-from tests.fusions.helpers import Net
+from tests.fusions.helpers import NEWEST, Net, make, value
 
 Pick = Callable[..., Any]
 WIDTH = 8
@@ -180,3 +183,126 @@ class Planter:
             x = self.both("Add", x, self.random(WIDTH))
         y = self.both("Add", x, skip)
         return self.both("Add", y, self.random(WIDTH)) if form == "bias last" else y
+
+
+# ------------------------------------------------------------------------------------------------------- graphs
+
+SHAPES = ((WIDTH,), (3, WIDTH), (2, 3, WIDTH), (1, 3, WIDTH), (2, 1, 2, WIDTH))
+KINDS = ("layernorm", "rmsnorm", "gelu_erf", "gelu_tanh", "gelu_quick", "silu")
+
+
+@dataclass
+class Constants(Net):
+    """A net whose equal constants may be one tensor, and whose constants may be nodes, initializers, or ones that a caller may override."""
+
+    pick: Pick = first
+    ir: int = 10
+    overridable: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outer: Constants | None = None  # where a body may keep its constants
+    known: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def const(self, number: Any, dtype: Any = np.float32, name: str | None = None) -> str:
+        held = np.asarray(number).astype(dtype)
+        key = (held.tobytes(), held.shape, held.dtype)
+        if key in self.known and self.pick(True, False):
+            return self.known[key]
+        if held.size == 1 and held.dtype.kind == "f":
+            held = held.reshape(self.pick((), (1,)))
+        if self.outer is not None and self.pick(False, True):
+            return self.outer.const(held, dtype)
+        name = self.name(f"{self.prefix}c")
+        tensor = numpy_helper.from_array(held, name)
+        kinds = ["initializer"] * 4 if self.outer is None or self.ir >= 4 else []
+        kind = self.pick(*kinds, "node", *(["overridable"] if self.outer is None and self.ir >= 4 and held.dtype.kind == "f" else []))
+        if kind == "node":
+            self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
+        else:
+            self.constants.append(tensor)
+        if kind == "overridable":
+            self.overridable.append(value(name, held.shape, tensor.data_type))
+        self.known[key] = name
+        return name
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model, inputs for it, and how far float rounding may take a right rewrite from it."""
+
+    model: onnx.ModelProto
+    feeds: dict[str, np.ndarray]
+    tolerance: float
+
+
+def step(planter: Planter, x: str, skip: str) -> str:
+    """One of the patterns, or something that is none."""
+    pick, net = planter.pick, planter.net
+    kind = pick("canonical", "bias", "residual", "noise")
+    if kind == "noise":
+        return pick(lambda: net.op("Tanh", x), lambda: net.op("Add", x, skip), lambda: planter.both("Mul", x, planter.random(WIDTH)))()
+    if kind == "bias":
+        x = planter.both("Add", x, planter.random(*pick((WIDTH,), (1, WIDTH), ())))
+    if kind == "residual":
+        x = planter.residual(x, skip)
+    name = pick(*(KINDS if kind != "residual" else ("layernorm", "rmsnorm")))
+    return getattr(planter, name)(x, **({"epsilon": pick(1e-3, 0.1)} if name in ("layernorm", "rmsnorm") else {}))
+
+
+def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: int) -> str:
+    """A step in the body of an If, a Loop or a Scan, on tensors that the body captures or is given."""
+    net, pick = planter.net, planter.pick
+    assert isinstance(net, Constants)
+    inner = Constants(net.opset, prefix=f"b{len(net.nodes)}_", pick=pick, ir=net.ir, outer=net)
+    kind = pick("If", "Loop", "Scan") if len(shape) > 1 else pick("If", "Loop")
+    own = inner.name("v") if kind != "If" else x
+    captured = skip if kind != "Scan" else own
+    last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured))
+    if kind == "If":
+        other = helper.make_graph(
+            [helper.make_node("Neg", [x], [inner.name("e")])], "else", [], [onnx.ValueInfoProto(name=inner.name("e"))]
+        )
+        then = helper.make_graph(inner.nodes, "then", [], [onnx.ValueInfoProto(name=last)], inner.constants)
+        return net.op("If", "flag", then_branch=then, else_branch=other)
+    given, result = value(own, shape if kind == "Loop" else shape[1:], elem), value(last, None, elem)
+    result.type.tensor_type.ClearField("shape")
+    if kind == "Scan":
+        return net.op("Scan", x, body=helper.make_graph(inner.nodes, "body", [given], [result], inner.constants), num_scan_inputs=1)
+    go, i = inner.name("go"), inner.name("i")
+    inner.nodes.append(helper.make_node("Identity", [go], [go + "_on"]))
+    before = [value(i, [], TensorProto.INT64), value(go, [], TensorProto.BOOL), given]
+    body = helper.make_graph(inner.nodes, "body", before, [value(go + "_on", [], TensorProto.BOOL), result], inner.constants)
+    return net.op("Loop", net.const(2, np.int64), "", x, body=body)
+
+
+def example(pick: Pick, seed: int) -> Example:
+    """A graph of a few steps, each of which may read what any earlier one made, with inner tensors as further outputs."""
+    dtype = pick(np.float32, np.float32, np.float16)
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    shape = pick(*SHAPES)
+    net = Constants(pick(17, 9, 11, 12, 13, 14, 16, 18, 20, 21, 23, NEWEST), pick=pick, ir=pick(10, 8, 4, 3))
+    planter = Planter(net, pick, dtype, commute=True, seed=seed)
+    made = ["x", "skip"]
+    for _ in range(pick(1, 2, 3)):
+        x, skip = pick(made[-1], made[0]), pick(*made)
+        made.append(nested(planter, x, skip, shape, elem) if len(shape) > 1 and pick(False, False, True) else step(planter, x, skip))
+    inner = [name for node in net.nodes if node.op_type != "Constant" for name in node.output if name not in made]
+    read = sorted({pick(*inner) for _ in range(pick(0, 0, 1, 2))}) if inner else []
+    outputs = [made[-1], *(name if pick(True, False) else net.op("Abs", name) for name in read)]
+    dims: tuple[Any, ...] = tuple(pick(size, f"d{i}") if i < len(shape) - 1 else size for i, size in enumerate(shape))
+    inputs = [value("x", dims, elem), value("skip", dims, elem), value("flag", [], TensorProto.BOOL)]
+    given = inputs + net.overridable
+    if net.ir < 4:
+        given += [value(t.name, t.dims, t.data_type) for t in net.constants]
+    graph = helper.make_graph(net.nodes, "g", given, [onnx.ValueInfoProto(name=name) for name in outputs], net.constants)
+    random = np.random.default_rng(seed)
+    feeds = {name: random.standard_normal(shape).astype(dtype) for name in ("x", "skip")}
+    model = make(graph, net.opset, net.ir)
+    for output in model.graph.output:
+        if not output.type.tensor_type.HasField("shape"):  # behind a loop
+            output.CopyFrom(value(output.name, [None] * len(shape), elem))
+    return Example(model, {**feeds, "flag": np.array(pick(True, False))}, 3e-4 if dtype == np.float32 else 6e-2)
+
+
+@st.composite
+def examples(draw: Any) -> Example:
+    """`example`, with hypothesis choosing."""
+    return example(lambda *options: options[draw(st.integers(0, len(options) - 1))], draw(st.integers(0, 1000)))
