@@ -161,6 +161,51 @@ def test_gemm(gemm: dict[str, Any], bias: Sequence[str]) -> None:
     assert [node.op_type for node in packed(fused)] == ["Gemm", "Split"]
 
 
+@pytest.mark.parametrize("rotated_first", [False, True])
+def test_rotary_embedding_cache_and_repeated_heads(rotated_first: bool) -> None:
+    """What decoders put between a projection and the product of the attention."""
+    net = Net()
+
+    def heads(role: str, count: int, order: int) -> str:
+        product = net.op("MatMul", "x", net.const(random(16, count * SIZE, seed=order)), out=f"{role}_out")
+        return net.op("Transpose", net.op("Reshape", product, net.const([2, -1, count, SIZE], np.int64)), perm=[0, 2, 1, 3])
+
+    def piece(x: str, start: int, end: int) -> str:
+        return net.op("Slice", x, *(net.const([number], np.int64) for number in (start, end, 3)))
+
+    def rotate(x: str) -> str:
+        plain = net.op("Mul", x, net.const(random(5, SIZE, seed=20)))
+        turned = net.op(
+            "Mul", net.op("Concat", net.op("Neg", piece(x, 2, 4)), piece(x, 0, 2), axis=-1), net.const(random(5, SIZE, seed=21))
+        )
+        return net.op("Add", *([turned, plain] if rotated_first else [plain, turned]))
+
+    def repeat(x: str) -> str:
+        wide = net.op("Expand", net.op("Unsqueeze", x, net.const([2], np.int64)), net.const([1, 1, 2, 1, 1], np.int64))
+        return net.op("Reshape", wide, net.const([2, 4, -1, SIZE], np.int64))
+
+    q, k, v = heads("q", 4, 0), heads("k", 2, 1), heads("v", 2, 2)
+    k = net.op("Concat", "past", rotate(k), axis=2)
+    v = net.op("Concat", "past", v, axis=2)
+    scores = net.op("MatMul", net.op("Mul", rotate(q), net.const(0.5)), net.op("Transpose", repeat(k), perm=[0, 1, 3, 2]))
+    net.op("MatMul", net.op("Softmax", scores, axis=-1), repeat(v), out="y")
+    model = net.model([value("x", [2, 5, 16]), value("past", [2, 2, 3, SIZE])], ["y"])
+    fused, sites, _ = helpers.check(model, X | {"past": random(2, 2, 3, SIZE)}, ONLY)
+    assert helpers.names(sites) == ["qkv_pack"]
+    assert list(packed(fused)[-1].output) == ["q_out", "k_out", "v_out"]
+
+
+def test_attention_without_projections_is_no_site() -> None:
+    """Neither are the products that the residual sums in front of it lead to."""
+    net, x = Net(), "x"
+    for layer in range(6):
+        x = net.op("Add", x, net.op("MatMul", net.op("Relu", x), net.const(random(8, 8, seed=layer))))
+    scores = net.op("MatMul", x, net.op("Transpose", x, perm=[0, 2, 1]))
+    net.op("MatMul", net.op("Softmax", scores, axis=-1), x, out="y")
+    _, sites, _ = helpers.fuse(net.model([value("x", [2, 5, 8])], ["y"]), ONLY)
+    assert sites == []
+
+
 def test_dynamic_length() -> None:
     attention = Attention()
     attention.build()
