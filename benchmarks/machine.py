@@ -11,6 +11,8 @@ import statistics
 import sys
 from typing import Any
 
+from onnxfuse import gpus
+from onnxfuse.bench.timing import bandwidth_mark, others_on_gpu
 from onnxfuse.engine import trt
 
 COPY_BYTES = 2 << 30
@@ -34,7 +36,13 @@ def describe() -> dict[str, Any]:
         "copy_gbps": round(copy, 1),
         "matmul_tflops": round(rate, 1) if rate is not None else None,
         "matmul_by": source,
+        "marks": [mark for mark in (impossible(copy, gpus.resolve("auto").memory_gbps), *others_on_gpu()) if mark],
     }
+
+
+def impossible(copy: float, memory_gbps: float | None) -> str | None:
+    """A mark where the copy would be faster than the memory: it was not timed right."""
+    return None if memory_gbps is None else bandwidth_mark(copy * 1e6, 1.0, memory_gbps)
 
 
 def copy_gbps(driver: Any, size: int = COPY_BYTES) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import measure, results, table
+from benchmarks import machine, measure, results, table
 from benchmarks.suite import SUITE, Candidate
 from onnxfuse.errors import BadInput
 
@@ -221,6 +221,12 @@ def test_the_suite_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["nosuch"]) == 2
     assert capsys.readouterr().err.startswith("error: no model nosuch in the suite; there are: ")
+
+
+def test_a_copy_faster_than_the_memory_is_marked() -> None:
+    assert machine.impossible(4258, 4800) is None
+    assert machine.impossible(4258, None) is None
+    assert "above the memory's 4800 GB/s" in str(machine.impossible(5200, 4800))
 
 
 def test_the_children_run_this_python() -> None:
