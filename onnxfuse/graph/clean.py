@@ -114,14 +114,14 @@ def _become(graph: gs.Graph, tensor: gs.Tensor, values: Any) -> gs.Constant:
 def _skip_identities(model: Model, graph: gs.Graph, outputs: query.Outputs, counts: Counter[str]) -> None:
     gone = []
     for node in graph.nodes:
-        if node.outputs and node.outputs[0] not in outputs and _does_nothing(node, model.opset):
+        if node.outputs and node.outputs[0] not in outputs and _does_nothing(node, model.opset, outputs):
             redirect(node.outputs[0], node.inputs[0])
             gone.append(node)
     counts["identity"] += len(gone)
     _remove(graph, gone)
 
 
-def _does_nothing(node: gs.Node, opset: int) -> bool:
+def _does_nothing(node: gs.Node, opset: int, outputs: query.Outputs) -> bool:
     if node.domain or not node.inputs or node.inputs[0].is_empty():
         return False
     if node.op == "Identity":
@@ -129,13 +129,11 @@ def _does_nothing(node: gs.Node, opset: int) -> bool:
     if node.op == "Cast":
         dtype = query.dtype(node.inputs[0])
         return dtype is not None and weights.elem_type(dtype) == node.attrs.get("to")
-    return node.op == "Dropout" and _is_inference(node, opset)
+    return node.op == "Dropout" and _is_inference(node, opset) and not any(mask.outputs or mask in outputs for mask in node.outputs[1:])
 
 
 def _is_inference(dropout: gs.Node, opset: int) -> bool:
     """Training mode was attribute is_test before opset 7, does not exist up to 11, and is the third input since 12."""
-    if any(mask.outputs or not mask.is_empty() for mask in dropout.outputs[1:]):
-        return False
     if opset < 7:
         return bool(dropout.attrs.get("is_test", 0))
     if opset < 12 or len(dropout.inputs) < 3 or dropout.inputs[2].is_empty():

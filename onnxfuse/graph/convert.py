@@ -138,6 +138,8 @@ class Import:
 
     def _attribute(self, a: AttributeProto, node: NodeProto, scope: Scope, opsets: list[onnx.OperatorSetIdProto], opset: int) -> Any:
         read = _READ.get(a.type)
+        if not isinstance(a.name, str) or not isinstance(a.doc_string, str):
+            raise BadInput(f"node {shown(node.name or node.op_type)}: an attribute's name is not UTF-8; the file is damaged")
         if a.ref_attr_name:
             raise BadInput(
                 f"node {shown(node.name or node.op_type)}: attribute {shown(a.name)} refers to a function's, outside of one; export again"
@@ -184,7 +186,7 @@ def set_type(tensor: gs.Variable, value: ValueInfoProto) -> None:
 def _dim(dim: Any) -> int | str | None:
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 else None
-    return dim.dim_param or None
+    return dim.dim_param if isinstance(dim.dim_param, str) and dim.dim_param else None
 
 
 _DENSE_LIMIT = 256 << 20  # bytes; a sparse tensor that would be larger stays sparse
@@ -301,7 +303,8 @@ class Export:
     def node(self, proto: NodeProto, node: gs.Node) -> None:
         """Fills `proto` from `node`."""
         proto.op_type = node.op
-        proto.name = node.name
+        if node.name:
+            proto.name = node.name
         if node.domain:
             proto.domain = node.domain
         proto.input.extend([tensor.name for tensor in node.inputs])

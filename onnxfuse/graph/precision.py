@@ -355,14 +355,22 @@ class _Conversion:
                     pending += [tensor for tensor in maker.inputs if id(tensor) in whole]
 
     def _keep_between(self) -> None:
-        """Nodes that only move data between float32 nodes stay in float32: two casts fewer."""
-        for node in self.nodes.values():
-            if node.op in _MOVES and not node.domain and id(node) not in self.kept and _is_float(node.outputs[0]):
+        """Nodes that only move data from float32 nodes to float32 nodes stay in float32: two casts fewer."""
+        moves = [node for node in self.nodes.values() if node.op in _MOVES and not node.domain and id(node) not in self.kept]
+        between = {id(node) for node in moves if _is_float(node.outputs[0])}
+        size = -1
+        while size != len(between):
+            size = len(between)
+            for node in (*moves, *reversed(moves)):
                 floats = [tensor for tensor in node.inputs if _is_float(tensor)]
                 makers = [tensor.inputs[0] for tensor in floats if len(tensor.inputs) == 1]
                 readers = [reader for tensor in node.outputs for reader in tensor.outputs]
-                if len(makers) == len(floats) > 0 and readers and all(id(n) in self.kept for n in (*makers, *readers)):
-                    self._keep(node, "between two float32 nodes")
+                ends = all(id(end) in self.kept or id(end) in between for end in (*makers, *readers))
+                if not (len(makers) == len(floats) > 0 and readers and ends):
+                    between.discard(id(node))
+        for node in moves:
+            if id(node) in between:
+                self._keep(node, "between float32 nodes")
 
     # -------------------------------------------------------------------------------------------------- types of slots
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from onnxfuse.graph.skeleton import SMALL, infer, put_constants
 from onnxfuse.graph.wire import Damaged, Span, map_file, split
 
 _STANDARD = ("", "ai.onnx")
+_NO_TEXT = "holds text that is not UTF-8; the file is damaged: fetch or export it again"
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -47,6 +48,8 @@ def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Mod
         return _build(proto, data, path)
     except BadInput as error:
         raise BadInput(f"{what}: {error}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{what}: {_NO_TEXT}") from None
     except RecursionError:
         raise BadInput(f"{what}: subgraphs nested too deeply; export the model again") from None
 
@@ -256,6 +259,7 @@ def _arrange_graph(graph: GraphProto, what: str) -> set[str]:
     given.update(t.name for t in graph.initializer)
     given.update(t.values.name for t in graph.sparse_initializer)
     free, produced = _arrange_nodes(graph.node, given, what)
+    _check_text(value.name for value in graph.output)
     free.update(value.name for value in graph.output if value.name not in given and value.name not in produced)
     return free
 
@@ -263,9 +267,11 @@ def _arrange_graph(graph: GraphProto, what: str) -> set[str]:
 def _arrange_nodes(nodes: object, given: set[str], what: str) -> tuple[set[str], dict[str, int]]:
     """Sorts a repeated field of nodes; returns the names they read from outside and the index of each name's producer."""
     listed: list[NodeProto] = list(nodes)  # type: ignore[call-overload]
+    _check_text(given)
     producer: dict[str, int] = {}
     reads: list[list[str]] = []
     for i, node in enumerate(listed):
+        _check_text((node.name, node.op_type, node.domain, node.doc_string, node.overload, *node.input, *node.output))
         names = [name for name in node.input if name]
         for body in node_graphs(node):
             names.extend(_arrange_graph(body, f"subgraph of node {shown(node.name or node.op_type)}"))
@@ -283,6 +289,12 @@ def _arrange_nodes(nodes: object, given: set[str], what: str) -> tuple[set[str],
     del nodes[:]  # type: ignore[attr-defined]
     nodes.extend(copies)  # type: ignore[attr-defined]
     return free, producer
+
+
+def _check_text(values: Iterable[object]) -> None:
+    """protobuf gives text that is not UTF-8 as bytes."""
+    if any(type(value) is not str for value in values):
+        raise BadInput(_NO_TEXT)
 
 
 def _sorted(nodes: list[NodeProto], reads: list[list[str]], producer: dict[str, int], what: str) -> list[int]:

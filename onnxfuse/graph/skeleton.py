@@ -58,33 +58,43 @@ def infer(skeleton: ModelProto) -> ModelProto:
     What the file itself says of inner values and of output shapes is often out of date (a batch size edited in the inputs
     alone). It is believed only where inference finds nothing, and nowhere when the two contradict each other anywhere.
     """
-    said = {value.name: value for value in skeleton.graph.value_info}
-    kept = {name for node in skeleton.graph.node if node.domain for name in node.output}
     bare = ModelProto()
     bare.CopyFrom(skeleton)
+    said = {value.name: value for value in skeleton.graph.value_info}
     del bare.graph.value_info[:]
-    bare.graph.value_info.extend([value for name, value in said.items() if name in kept])
     for value in bare.graph.output:
         said[value.name] = ValueInfoProto.FromString(value.SerializeToString())
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    typed, found = _inferred(bare)
+    if any(_contradicts(value.type, found[name].type) for name, value in said.items() if name in found):
+        return typed
+    opaque = {name for node in skeleton.graph.node if node.domain for name in node.output}
+    if opaque & said.keys():  # with what is said of the results of custom operators, inference gets past them
+        bare.graph.value_info.extend([value for name, value in said.items() if name in opaque])
+        typed, found = _inferred(bare)
+    for name, value in said.items():
+        if name not in found:
+            typed.graph.value_info.add().CopyFrom(value)
+        elif found[name].type.HasField("tensor_type") and value.type.HasField("tensor_type"):
+            _complete(found[name].type, value.type)
+        elif found[name].type.WhichOneof("value") is None:
+            found[name].type.CopyFrom(value.type)
+    return typed
+
+
+def _inferred(bare: ModelProto) -> tuple[ModelProto, dict[str, ValueInfoProto]]:
+    """The model with what onnx infers, and its value infos by name."""
     deprecated = _stand_in(bare.graph, opset(bare))
     try:
         typed = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except Exception:
-        typed = bare
-    for i, node in deprecated.items():
-        typed.graph.node[i].CopyFrom(node)
-    found = {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
-    if not any(_contradicts(value.type, found[name].type) for name, value in said.items() if name in found):
-        for name, value in said.items():
-            if name not in found:
-                typed.graph.value_info.add().CopyFrom(value)
-            elif found[name].type.HasField("tensor_type") and value.type.HasField("tensor_type"):
-                _complete(found[name].type, value.type)
-            elif found[name].type.WhichOneof("value") is None:
-                found[name].type.CopyFrom(value.type)
-    return typed
+    except Exception:  # inference of a sound model can still fail (a custom operator's types); it only adds knowledge
+        typed = ModelProto()
+        typed.CopyFrom(bare)
+    for model in (bare, typed):
+        for i, node in deprecated.items():
+            model.graph.node[i].CopyFrom(node)
+    return typed, {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
 
 
 def _stand_in(graph: GraphProto, version: int) -> dict[int, NodeProto]:
