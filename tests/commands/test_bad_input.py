@@ -155,7 +155,7 @@ def test_unknown_domain_is_named(refuses, tmp_path: Path):
     "command",
     [
         ("optimize", "model.onnx", "-o", "out.onnx"),
-        ("build-engine", "model.onnx", "-o", "out.engine"),
+        ("build-engine", "model.onnx", "-o", "out.engine", "--shapes", "x:1x16x64", "--shapes", "r:1x16x64"),
         ("plugins", "build"),
     ],
     ids=lambda command: command[0],

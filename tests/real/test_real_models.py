@@ -37,13 +37,16 @@ class Optimized:
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.name)
 def optimized(request, tmp_path_factory) -> Optimized:
-    """The model after `onnxfuse optimize --policy all`, without the command's own check, and its report."""
+    """The model after `onnxfuse optimize --policy all`, checked by the command itself on its inputs, and its report."""
     model: RealModel = request.param
     if not model.path.is_file():
         pytest.skip(f"{model.name} is not fetched: models/fetch {model.name}")
     folder = tmp_path_factory.mktemp(model.name)
     path, report = folder / "fused.onnx", folder / "report.json"
-    command = [sys.executable, "-m", "onnxfuse", "optimize", model.path, "-o", path, "--policy", "all", "--report", report]
+    for number, inputs in enumerate(feeds(model.name)):
+        np.savez(folder / f"{number}.npz", **inputs)
+    command = [sys.executable, "-m", "onnxfuse", "optimize", model.path, "-o", path, "--policy", "all"]
+    command += ["--report", report, "--data", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return Optimized(model, path, json.loads(report.read_text()))
