@@ -113,7 +113,7 @@ def _refuse_mode(norm: gs.Node, opset: int) -> Refusal | None:
     if not attrs.get("spatial", 1):
         return Refusal("normalises each element by itself (spatial)", attrs["spatial"])
     extra = [value.name for value in norm.outputs[1:] if not value.is_empty()]
-    return Refusal("gives the statistics of the batch as outputs", extra) if extra else None
+    return Refusal("gives the statistics of the batch as outputs", ", ".join(extra)) if extra else None
 
 
 def _refuse_parameters(match: Match) -> Refusal | None:

@@ -74,12 +74,12 @@ class GroupNorm(Fusion):
         groups = _groups(match)
         attrs = {"num_groups": groups, "epsilon": float(match.node("instance").attrs.get("epsilon", 1e-5))}
         if new.opset >= NATIVE:
-            return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name)
+            return new.node("GroupNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name)
         attrs["dtype"] = _norms.element_type(x)
         if new.opset < _FROM_ATTRIBUTE:
             kind = np.int64 if new.opset >= _INTEGERS else np.float32
             attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], kind))
-        return new.node("GroupNormalization", inputs, [match.output], attrs, stem=self.name, domain=DOMAIN)
+        return new.node("GroupNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:

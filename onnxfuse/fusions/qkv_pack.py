@@ -56,9 +56,9 @@ class QkvPack(Fusion):
         roles = _roles(match)
         sources = [match[f"{role}_x"] for role in roles]
         if any(source is not sources[0] for source in sources):
-            return Refusal(f"{_listed(roles)} are made of different tensors", [source.name for source in sources])
+            return Refusal(f"{_listed(roles)} are made of different tensors", ", ".join(source.name for source in sources))
         if len({id(_product(match, role)) for role in roles}) != len(roles):
-            return Refusal(f"{_listed(roles)} share one product", [match[role].name for role in roles])
+            return Refusal(f"{_listed(roles)} share one product", ", ".join(match[role].name for role in roles))
         if model.opset < 11 and query.rank(match["q"]) is None:
             return Refusal("rank of the projections is unknown, and below operator set 11 Split counts axes from the front", model.opset)
         return _refuse_products(match, roles) or _refuse_weights(match, roles) or _refuse_biases(match, roles)
@@ -123,11 +123,11 @@ def _refuse_products(match: Match, roles: Sequence[str]) -> Refusal | None:
     products = [_product(match, role) for role in roles]
     kinds = [product.op for product in products]
     if not _folding.same(kinds):
-        return Refusal(f"{_listed(roles)} are not the same operator", kinds)
+        return Refusal(f"{_listed(roles)} are not the same operator", ", ".join(kinds))
     for name, default in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
         values = [product.attrs.get(name, default) for product in products]
         if not _folding.same(values):
-            return Refusal(f"{_listed(roles)} have different {name}", values)
+            return Refusal(f"{_listed(roles)} have different {name}", ", ".join(map(str, values)))
     return None
 
 
@@ -140,7 +140,7 @@ def _refuse_weights(match: Match, roles: Sequence[str]) -> Refusal | None:
         if len(readers) != 1 or id(weight) in match.index.outputs:
             return Refusal(f"weight '{weight.name}' has other readers and would be stored twice", len(readers))
     types = [query.dtype(weight) for weight in weights]
-    return None if _folding.same(types) else Refusal("weights are of different types", [str(kind) for kind in types])
+    return None if _folding.same(types) else Refusal("weights are of different types", ", ".join(map(str, types)))
 
 
 def _refuse_biases(match: Match, roles: Sequence[str]) -> Refusal | None:
