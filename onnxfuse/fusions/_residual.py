@@ -36,9 +36,8 @@ def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
     if _norms.element_type(skip) != _norms.element_type(given):
         return Refusal(f"'{skip.name}' is of another type than '{given.name}'")
     if not query.same_shape(given, skip):
-        return Refusal(
-            "the two operands of the addition are not proved to be of one shape", f"{query.shape(given)} and {query.shape(skip)}"
-        )
+        shapes = f"{query.shape(given)} and {query.shape(skip)}"
+        return Refusal("the two operands of the addition are not proved to be of one shape", shapes)
     sizes = _norms.rows_of(given, 1)
     if isinstance(sizes, Refusal):
         return sizes

@@ -41,10 +41,8 @@ class BiasGelu(Fusion):
         sizes = _norms.rows_of(x, 1)
         assert not isinstance(sizes, Refusal)
         inputs = [x, _norms.parameter(match["bias"], sizes, 0.0, x, new)]
-        kind = KINDS[self.variant(match)]
-        return new.node(
-            f"Bias{kind.op}", inputs, [_norms.settle(match, x)], {"dtype": _norms.element_type(x)}, stem=self.name, domain=DOMAIN
-        )
+        kind, attrs = KINDS[self.variant(match)], {"dtype": _norms.element_type(x)}
+        return new.node(f"Bias{kind.op}", inputs, [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return tuple(

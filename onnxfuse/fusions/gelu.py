@@ -34,7 +34,7 @@ def _half(of: Pattern) -> Pattern:
 
 def _gated(x: Pattern, plus: Pattern) -> Pattern:
     """x * plus / 2, with the half in any place."""
-    return either(op("Mul", x, _half(plus)), op("Mul", _half(x), plus), _half(op("Mul", x, plus)))
+    return either(op("Mul", x, _half(plus)), op("Mul", plus, _half(x)), _half(op("Mul", x, plus)))
 
 
 def _erf(x: Pattern) -> Pattern:

@@ -81,9 +81,8 @@ class LayerNorm(Fusion):
         scale = _norms.parameter(match.get("scale"), sizes, 1.0, x, new)
         if new.opset >= NATIVE:
             inputs = [x, scale] if match.get("bias") is None else [x, scale, _norms.parameter(match["bias"], sizes, 0.0, x, new)]
-            return new.node(
-                "LayerNormalization", inputs, [_norms.settle(match, x)], {"axis": -len(axes), "epsilon": epsilon}, stem=self.name
-            )
+            native = {"axis": -len(axes), "epsilon": epsilon}
+            return new.node("LayerNormalization", inputs, [_norms.settle(match, x)], native, stem=self.name)
         bias = _norms.parameter(match.get("bias"), sizes, 0.0, x, new)
         attrs = {"epsilon": epsilon, "dtype": _norms.element_type(x)}
         return new.node("LayerNormalization", [x, scale, bias], [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)

@@ -164,13 +164,21 @@ def interface(model: ModelProto) -> tuple[Any, ...]:
 
 
 def check_names(model: ModelProto) -> None:
-    """No node name, and no tensor name, is given twice in the whole model."""
+    """No node name is given twice in the whole model, and no tensor name twice where both can be read."""
     nodes = [node.name for graph in graphs(model.graph) for node in graph.node if node.name]
-    made = [name for graph in graphs(model.graph) for node in graph.node for name in node.output if name]
-    made += [value.name for graph in graphs(model.graph) for value in graph.input]
-    made += [t.name for graph in graphs(model.graph) for t in graph.initializer if model.ir_version >= 4 and t.name not in made]
     assert len(nodes) == len(set(nodes)), sorted(name for name in nodes if nodes.count(name) > 1)
+    _check_scope(model.graph, frozenset())
+
+
+def _check_scope(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
+    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}  # one may be the default of the other
+    made = [*given, *(name for node in graph.node for name in node.output if name)]
     assert len(made) == len(set(made)), sorted(name for name in made if made.count(name) > 1)
+    assert not outer & set(made), sorted(outer & set(made))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _check_scope(attribute.g, outer | set(made))
 
 
 def same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], rtol: float = 1e-4, atol: float = 1e-5) -> None:

@@ -257,9 +257,8 @@ def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: in
     captured = skip if kind != "Scan" else own
     last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured))
     if kind == "If":
-        other = helper.make_graph(
-            [helper.make_node("Neg", [x], [inner.name("e")])], "else", [], [onnx.ValueInfoProto(name=inner.name("e"))]
-        )
+        minus = inner.name(f"{inner.prefix}minus")
+        other = helper.make_graph([helper.make_node("Neg", [x], [minus])], "else", [], [onnx.ValueInfoProto(name=minus)])
         then = helper.make_graph(inner.nodes, "then", [], [onnx.ValueInfoProto(name=last)], inner.constants)
         return net.op("If", "flag", then_branch=then, else_branch=other)
     given, result = value(own, shape if kind == "Loop" else shape[1:], elem), value(last, None, elem)
@@ -281,9 +280,10 @@ def example(pick: Pick, seed: int) -> Example:
     net = Constants(pick(17, 9, 11, 12, 13, 14, 16, 18, 20, 21, 23, NEWEST), pick=pick, ir=pick(10, 8, 4, 3))
     planter = Planter(net, pick, dtype, commute=True, seed=seed)
     made = ["x", "skip"]
+    bodies = len(shape) > 1 and net.ir >= 4
     for _ in range(pick(1, 2, 3)):
         x, skip = pick(made[-1], made[0]), pick(*made)
-        made.append(nested(planter, x, skip, shape, elem) if len(shape) > 1 and pick(False, False, True) else step(planter, x, skip))
+        made.append(nested(planter, x, skip, shape, elem) if bodies and pick(False, False, True) else step(planter, x, skip))
     inner = [name for node in net.nodes if node.op_type != "Constant" for name in node.output if name not in made]
     read = sorted({pick(*inner) for _ in range(pick(0, 0, 1, 2))}) if inner else []
     outputs = [made[-1], *(name if pick(True, False) else net.op("Abs", name) for name in read)]

@@ -92,7 +92,7 @@ def test_a_near_miss_is_refused(kind: str, data: st.DataObject) -> None:
     agree(run(fused, feeds), run(model, feeds), 3e-4)
     if not sites:  # a part of a pattern may be another one
         assert misses
-        assert ops(fused) == ops(model)
+        assert ops(fused) == ops(fuse(model, only=[])[0])
 
 
 def _number(tensor: onnx.TensorProto) -> float:
