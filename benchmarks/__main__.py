@@ -4,8 +4,8 @@
     python -m benchmarks bert_base_b1_s128 --policy all   one of them, with every legal fusion
     python -m benchmarks --list                           what there is, and the commands that bring what is not
 
-Rows are merged into the file one by one, so that an interrupted run keeps what it has measured, and a part can be
-measured again.
+Rows are merged into the file one by one, so that an interrupted run keeps what it has measured, and a part can be measured
+again.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def _applies(other: str, entry: Entry, precision: str) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """What benchmarks/machine.py says, asked in a process of its own: this one must not hold the GPU while rows are
-    timed.
-    """
+    """What benchmarks/machine.py says, asked in a process of its own: this one must not hold the GPU while rows are timed."""
     status, said = child(["benchmarks.machine"], 300)
     if status == 0:
         return last_json(said)

@@ -1,5 +1,4 @@
-"""`python -m benchmarks.fresh ENGINE IN.npz OUT.npz`: runs an engine in this new process, without loading any plugin
-library.
+"""`python -m benchmarks.fresh ENGINE IN.npz OUT.npz`: runs an engine in this new process, without loading any plugin library.
 
 The embedded plugins must be enough. Status 1 where the engine's plugins are not embedded or it does not run.
 """

@@ -1,8 +1,7 @@
 """One row: optimize, build both engines, check, time. A pure function of its candidate.
 
-`measure` writes into the candidate's work folder only, and returns plain values. It runs in a process of its own
-(`in_child`, or `python -m benchmarks.measure CANDIDATE.json ROW.json`), so that a crash of TensorRT costs one row and
-nothing else.
+`measure` writes into the candidate's work folder only, and returns plain values. It runs in a process of its own (`in_child`,
+or `python -m benchmarks.measure CANDIDATE.json ROW.json`), so that a crash of TensorRT costs one row and nothing else.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ Outputs = Mapping[str, Array]
 
 
 def measure(candidate: Candidate) -> results.Row:
-    """The row of `candidate`: see benchmarks/README.md for its fields. Raises OnnxfuseError where it cannot be
-    measured.
-    """
+    """The row of `candidate`: see benchmarks/README.md for its fields. Raises OnnxfuseError where it cannot be measured."""
     from onnxfuse.verify import reference
 
     clock = _Stopwatch()
@@ -229,9 +226,7 @@ def why(status: int | None, said: str, timeout: float) -> str:
 
 
 def _optimized(candidate: Candidate, out: Path, policy: str, feeds: Mapping[str, Array]) -> tuple[Path, dict[str, int]]:
-    """The rewritten model, and how many sites of each fusion are in it. The engine's outputs are checked, not the
-    model's.
-    """
+    """The rewritten model, and how many sites of each fusion are in it. The engine's outputs are checked, not the model's."""
     from onnxfuse import gpus, pipeline
 
     result = pipeline.optimize(

@@ -1,6 +1,4 @@
-"""Timing engines against each other: CUDA graph replay, events, warm-up, interleaved, with marks on what cannot be
-trusted.
-"""
+"""Timing engines against each other: CUDA graph replay, events, warm-up, interleaved, with marks on what cannot be trusted."""
 
 from __future__ import annotations
 
@@ -206,9 +204,7 @@ def _runner(driver: Any, stream: Any, launch: Callable[[], None], name: str) -> 
 
 @contextlib.contextmanager
 def _launcher(engine: Engine, stream: Any) -> Iterator[tuple[Callable[[], None], str | None]]:
-    """(launch, None) that replays a CUDA graph of one run, or (launch, reason) that enqueues where none could be
-    captured.
-    """
+    """(launch, None) that replays a CUDA graph of one run, or (launch, reason) that enqueues where none could be captured."""
     handle = int(stream.handle)
     engine.enqueue(handle)  # TensorRT sets things up in the first run on a shape, which must not be captured
     stream.synchronize()

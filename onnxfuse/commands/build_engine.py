@@ -29,9 +29,7 @@ def build_engine(
     embed_plugins: bool = typer.Option(True, "--embed-plugins/--no-embed-plugins", help="Put the plugin library into the engine."),
     no_plugins: bool = typer.Option(False, "--no-plugins", help="Build what TensorRT makes alone: fused operators are taken apart again."),
 ) -> None:
-    """Build a TensorRT engine for the GPU here, and ENGINE.json, which says what it was made of and what TensorRT made
-    of it.
-    """
+    """Build a TensorRT engine for the GPU here, and ENGINE.json, which says what it was made of and what TensorRT made of it."""
     from onnxfuse.engine.build import build
 
     out = output if output is not None else model.with_suffix(".engine")

@@ -118,8 +118,7 @@ def build(
 def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
     """A weakly typed engine of `model` under TensorRT 10's FP16 flag, without plugins: what benchmarks compare with.
 
-    TensorRT then chooses the precision of every layer itself. MissingHere where TensorRT has no such flag (11 and
-    later).
+    TensorRT then chooses the precision of every layer itself. MissingHere where TensorRT has no such flag (11 and later).
     """
     profiles = _profiles(model, shapes)
     if not trt.fp16_flag_exists():
@@ -168,8 +167,7 @@ def _is(gpu: Gpu, device: trt.Device) -> bool:
 def run_cancellable(work: Callable[[threading.Event], Result]) -> Result:
     """Runs `work` in a thread, so that Ctrl-C reaches this one at once while TensorRT computes.
 
-    On KeyboardInterrupt (or any exception in this thread) the event is set, `work` is waited for, and the exception
-    goes on.
+    On KeyboardInterrupt (or any exception in this thread) the event is set, `work` is waited for, and the exception goes on.
     """
     cancel = threading.Event()
     outcome: list[Result] = []

@@ -29,11 +29,10 @@ COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
-    `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the
-    model without any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the
-    parser is told where the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are
-    named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's
-    nodes.
+    `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
+    without any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the parser is told
+    where the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are named after the node
+    they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's nodes.
 
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """

@@ -22,16 +22,15 @@ Array = NDArray[Any]
 
 
 class Engine:
-    """A loaded engine with its execution context, stream and device buffers. Use from one thread; close it, or use
-    `with`.
+    """A loaded engine with its execution context, stream and device buffers. Use from one thread; close it, or use `with`.
 
     `run` does all at once. For timing, `bind` uploads feeds once, `enqueue` launches and returns, `outputs` fetches.
     """
 
     def __init__(self, data: bytes, name: str, *, manifest: Manifest | None, host_code: bool) -> None:
-        """Prefer `load`. `data` is a serialized engine, `name` stands for it in messages; `host_code` lets TensorRT
-        execute
-        the plugin library inside it."""
+        """Prefer `load`. `data` is a serialized engine, `name` stands for it in messages; `host_code` lets TensorRT execute the
+        plugin library inside it.
+        """
         driver = trt.activate()
         self.name = name
         self.manifest = manifest
@@ -97,11 +96,10 @@ class Engine:
         return not self._sized_by_run
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs of the engine for `feeds`, in the engine's order, each in the engine's own type (bfloat16 as
-        ml_dtypes').
+        """Outputs of the engine for `feeds`, in the engine's order, each in the engine's own type (bfloat16 as ml_dtypes').
 
-        `feeds` must have every input, in the engine's type, with a shape that the profile allows; BadInput says which
-        is not. EngineFault where TensorRT or CUDA fails.
+        `feeds` must have every input, in the engine's type, with a shape that the profile allows; BadInput says which is not.
+        EngineFault where TensorRT or CUDA fails.
         """
         self.bind(feeds)
         self.enqueue()
@@ -202,9 +200,7 @@ class Engine:
         return array
 
     def _buffer(self, name: str, size: int) -> _Buffer:
-        """Device memory of at least `size` bytes, and at least one: TensorRT takes no null address, even for an empty
-        tensor.
-        """
+        """Device memory of at least `size` bytes, and at least one: TensorRT takes no null address, even for an empty tensor."""
         known = self._device.get(name)
         if known is None or known.size < size:
             self._device[name] = known = _Buffer(trt.activate().mem_alloc(max(size, 1)), size)
@@ -285,9 +281,7 @@ def _bytes(array: Array) -> Array:
 
 
 def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
-    """The plugin library that the engine was built with: where it was, or compiled again if that gives the same
-    content.
-    """
+    """The plugin library that the engine was built with: where it was, or compiled again if that gives the same content."""
     path = Path(use.path)
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == use.sha256:
         return path

@@ -1,5 +1,4 @@
-"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions
-differ.
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
 
 What differs between TensorRT 10.0 and 11.x, and is hidden here:
 - strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x
@@ -9,8 +8,8 @@ What differs between TensorRT 10.0 and 11.x, and is hidden here:
 - a builder made on a machine without a driver ends the process, so the driver is asked first;
 - the layer table's JSON spells the data type in one field or in two.
 
-TensorRT's runtime works in the device's primary context. pycuda is given that same context, so that both (and torch, if
-it is loaded) see the same memory.
+TensorRT's runtime works in the device's primary context. pycuda is given that same context, so that both (and torch, if it is
+loaded) see the same memory.
 """
 
 from __future__ import annotations
@@ -437,9 +436,7 @@ def _attach_cache(config: Any, order: Order) -> Any:
 
 def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
     class Watcher(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        """Passes TensorRT's progress on. An exception here would be printed by TensorRT and lost, so it stops the
-        build.
-        """
+        """Passes TensorRT's progress on. An exception here would be printed by TensorRT and lost, so it stops the build."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)

@@ -1,4 +1,4 @@
-"""Small onnxfuse models, made by hand with their functions, for tests of the engine room."""
+"""Small onnxfuse models, made by hand with their functions, for tests of engines."""
 
 from __future__ import annotations
 

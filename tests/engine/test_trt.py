@@ -1,5 +1,4 @@
-"""The one module that imports TensorRT and CUDA: what is missing is told apart, and what TensorRT says becomes one
-line.
+"""The one module that imports TensorRT and CUDA: what is missing is told apart, and what TensorRT says becomes one line.
 
 A stand-in for the tensorrt module shows how failures travel; the real one is tested in tests/gpu.
 """
@@ -320,7 +319,7 @@ def test_a_plugin_library_that_is_not_there(use: Callable[[Any], None], tmp_path
         trt.build(order(libraries=(tmp_path / "absent.so",)))
 
 
-def test_importing_the_room_imports_no_gpu_package() -> None:
+def test_importing_the_package_imports_no_gpu_library() -> None:
     import subprocess
 
     code = (
