@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def optimize(
     model: Path = typer.Argument(help="The ONNX model."),
-    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write [default: MODEL with .fused.onnx]."),
+    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write; MODEL with the suffix .fused.onnx if not given."),
     gpu: str | None = typer.Option(None, "--gpu", help="The GPU it is for: auto, a name (h100, rtx4090, ...) or sm_NN."),
     policy: str = typer.Option("proven", "--policy", help="none: clean and canonise; all: every legal site; proven: what has won by measurement."),
     precision: str = typer.Option("keep", "--precision", help="keep, fp32, fp16 or bf16: the precision written into the model."),
@@ -24,9 +24,9 @@ def optimize(
     skip: list[str] = typer.Option([], "--skip", help="Do not use this fusion (repeatable)."),
     plan: Path | None = typer.Option(None, "--plan", help="Follow the decisions of this file, a report of an earlier run."),
     undo: bool = typer.Option(False, "--undo", help="Take fused nodes apart again instead."),
-    data: Path | None = typer.Option(None, "--data", help="Inputs for the check: an .npz, or a folder of them [default: generated]."),
+    data: Path | None = typer.Option(None, "--data", help="Inputs for the check: an .npz, or a folder of them; generated if not given."),
     check: bool = typer.Option(True, "--check/--no-check", help="Compare with the original in onnxruntime."),
-    report: Path | None = typer.Option(None, "--report", help="Write what was done as JSON (or HTML, by the file's suffix)."),
+    report: list[Path] = typer.Option([], "--report", help="Write what was done as JSON, or as HTML where the file ends in .html (repeatable)."),
 ) -> None:
     """Rewrite a model with fused operators, and check it."""
     from onnxfuse import pipeline
@@ -34,7 +34,7 @@ def optimize(
     from onnxfuse.report import terminal
 
     target = out or model.with_suffix(".undone.onnx" if undo else ".fused.onnx")
-    _refuse_overwriting(model, target, report)
+    _refuse_outputs(model, target, report)
     feeds = _feeds(data, model)
     if undo:
         _undo(model, target, feeds, check)
@@ -55,8 +55,8 @@ def optimize(
             progress=say,
         )
     facts = result.to_dict()
-    if report is not None:
-        _write_report(facts, report)
+    for path in report:
+        _write_report(facts, path)
     terminal.show(facts)
     if not result.agrees:
         assert result.check is not None
@@ -90,10 +90,15 @@ def _feeds(data: Path | None, model: Path) -> list[Feeds] | None:
     return None if data is None else inputs.from_data(data, model)
 
 
-def _refuse_overwriting(model: Path, target: Path, report: Path | None) -> None:
-    for path, option in ((target, "-o"), (report, "--report")):
-        if path is not None and path.resolve() == model.resolve():
+def _refuse_outputs(model: Path, target: Path, reports: list[Path]) -> None:
+    """Before the work is done, not after it."""
+    for option, path in [("-o", target), *(("--report", report) for report in reports)]:
+        if path.resolve() == model.resolve():
             raise BadInput(f"{option} {path}: is the model itself, which is never overwritten; name another file")
+        if path.is_dir():
+            raise BadInput(f"{option} {path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
 def _write_report(facts: dict[str, object], path: Path) -> None:

@@ -107,7 +107,7 @@ def test_version(run_cli):
         (["optimize", "model.onnx", "--precision", "int3"], ("int3",)),
         (["build-engine"], ("MODEL", "onnxfuse build-engine --help")),
         (["compare"], ("MODEL", "onnxfuse compare --help")),
-        (["compare", "model.onnx", "--samples", "few"], ("few", "--samples")),
+        (["compare", "model.onnx", "--samples", "few"], ("--samples",)),
         (["explain"], ("MODEL", "onnxfuse explain --help")),
         (["plugins", "destroy"], ("destroy", "onnxfuse plugins --help")),
     ],
