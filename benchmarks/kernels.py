@@ -23,7 +23,7 @@ from onnxfuse import plugins
 
 CODES = {"float32": (0, 4), "float16": (1, 2), "bfloat16": (2, 2)}
 LARGE = 64 * 2**20  # bytes of one tensor
-COLD = 4  # the buffers of a cold run are this many times the L2
+COLD = 3  # the buffers of a cold run are this many times the L2
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ def main() -> None:
     arguments.add_argument("--threads", action="store_true", help="also time other numbers of threads a row, at the small shapes")
     options = arguments.parse_args()
 
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        sys.exit("error: torch is not installed; `pip install torch`")
     if not torch.cuda.is_available():
         sys.exit("error: no GPU here; run it on a machine with one")
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -65,6 +66,16 @@ __device__ __forceinline__ float widen(__nv_bfloat16 x)
     return __bfloat162float(x);
 }
 
+// The same bits as another type.
+template <typename To, typename From>
+__device__ __forceinline__ To bits_as(From const& from)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
 template <typename T>
 __device__ __forceinline__ void unpack(Vector<T, 1> const& from, float (&to)[1])
 {
@@ -83,7 +94,7 @@ __device__ __forceinline__ void unpack(Vector<__half, 8> const& from, float (&to
 #pragma unroll
     for (int i = 0; i < 4; ++i)
     {
-        float2 const pair = __half22float2(*reinterpret_cast<__half2 const*>(&words[i]));
+        float2 const pair = __half22float2(bits_as<__half2>(words[i]));
         to[2 * i] = pair.x;
         to[2 * i + 1] = pair.y;
     }
@@ -128,7 +139,7 @@ __device__ __forceinline__ void pack(float const (&from)[8], Vector<__half, 8>& 
     for (int i = 0; i < 4; ++i)
     {
         __half2 const pair = __floats2half2_rn(from[2 * i], from[2 * i + 1]);
-        words[i] = *reinterpret_cast<unsigned const*>(&pair);
+        words[i] = bits_as<unsigned>(pair);
     }
     to.v = make_uint4(words[0], words[1], words[2], words[3]);
 }
@@ -139,7 +150,7 @@ __device__ __forceinline__ void pack(float const (&from)[8], Vector<__nv_bfloat1
     for (int i = 0; i < 4; ++i)
     {
         __nv_bfloat162 const pair = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
-        words[i] = *reinterpret_cast<unsigned const*>(&pair);
+        words[i] = bits_as<unsigned>(pair);
     }
     to.v = make_uint4(words[0], words[1], words[2], words[3]);
 }
