@@ -7,28 +7,65 @@ constant. These are ordinary gs.Node, gs.Variable and gs.Constant objects otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.util.misc import SynchronizedList
 
 
 class Node(gs.Node):  # type: ignore[misc]
-    __slots__ = ()
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        op: str,
+        name: str = "",
+        attrs: dict[str, Any] | None = None,
+        inputs: Sequence[gs.Tensor] = (),
+        outputs: Sequence[gs.Tensor] = (),
+        domain: str | None = None,
+    ) -> None:
+        fields = self.__dict__  # not by assignment: gs.Node looks at every one
+        fields["op"] = op
+        fields["name"] = name
+        fields["attrs"] = {} if attrs is None else attrs
+        fields["inputs"] = SynchronizedList(self, "outputs", inputs)
+        fields["outputs"] = SynchronizedList(self, "inputs", outputs)
+        fields["domain"] = domain
 
 
 class Variable(gs.Variable):  # type: ignore[misc]
-    __slots__ = ()
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __init__(
+        self, name: str, dtype: np.dtype[Any] | None = None, shape: Sequence[int | str | None] | None = None, type: str = "tensor_type"
+    ) -> None:
+        fields = self.__dict__
+        fields["name"] = name
+        fields["inputs"] = SynchronizedList(self, "outputs", ())
+        fields["outputs"] = SynchronizedList(self, "inputs", ())
+        fields["dtype"] = dtype
+        fields["shape"] = shape
+        fields["type"] = type
 
 
 class Constant(gs.Constant):  # type: ignore[misc]
-    __slots__ = ()
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __init__(self, name: str, values: np.ndarray[Any, Any] | LazyValues) -> None:
+        fields = self.__dict__
+        fields["name"] = name
+        fields["inputs"] = SynchronizedList(self, "outputs", ())
+        fields["outputs"] = SynchronizedList(self, "inputs", ())
+        fields["_values"] = values
+        fields["data_location"] = None
+        fields["_export_dtype"] = None
 
 
 def bodies(node: gs.Node) -> list[gs.Graph]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import itertools
 import os
@@ -17,7 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import weights
 from onnxfuse.graph.convert import Import, dense, node_graphs
-from onnxfuse.graph.functions import inline_foreign
+from onnxfuse.graph.functions import MOST_NODES, inline_foreign
 from onnxfuse.graph.model import Model, opset
 from onnxfuse.graph.names import first_line, shown
 from onnxfuse.graph.skeleton import SMALL, infer, put_constants
@@ -44,6 +45,8 @@ def from_proto(proto: ModelProto, path: Path | None = None) -> Model:
 
 def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model:
     what = shown(path) if path is not None else "model"
+    collecting = gc.isenabled()
+    gc.disable()  # a graph is all cycles and none of it is garbage: looking for some costs a third of the time
     try:
         return _build(proto, data, path)
     except BadInput as error:
@@ -52,6 +55,9 @@ def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Mod
         raise BadInput(f"{what}: {_NO_TEXT}") from None
     except RecursionError:
         raise BadInput(f"{what}: subgraphs nested too deeply; export the model again") from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
@@ -80,6 +86,8 @@ def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
 def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model:
     folder = path.parent if path is not None else None
     _check_versions(proto)
+    if len(proto.graph.node) > MOST_NODES:
+        raise BadInput(f"{len(proto.graph.node):,} nodes, more than {MOST_NODES:,}; split the model")
     external = _check_tensors(proto, folder, data)
     header = _header(proto)
     values = [weights.Weight(tensor, folder, data.get(i)) for i, tensor in enumerate(proto.graph.initializer)]

@@ -150,6 +150,15 @@ def test_bodies_nested_beyond_measure(tmp_path: Path) -> None:
     refused(tmp_path / "m.onnx", "not an ONNX model")
 
 
+def test_a_million_nodes(tmp_path: Path) -> None:
+    model = parse(ADD, w=np.ones(2, np.float32))
+    node = helper.make_node("Relu", ["x"], ["o"])
+    graph = model.graph.SerializeToString() + (delimited(1, node.ByteSize()) + node.SerializeToString()) * 1_000_000
+    model.ClearField("graph")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString() + delimited(7, len(graph)) + graph)
+    refused(tmp_path / "m.onnx", "1,000,002 nodes")
+
+
 # ------------------------------------------------------------------------------------------------------------ functions
 
 
