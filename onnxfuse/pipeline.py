@@ -5,9 +5,10 @@ Data goes one way. What each step found is kept in the result, which reports are
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,15 @@ from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Index, Miss, apply, find, label
 from onnxfuse.graph import clean, functions, read, write
 from onnxfuse.graph.model import Model
+from onnxfuse.graph.precision import Precision, PrecisionReport, convert
 from onnxfuse.plan import planfile, policy, verdicts
 from onnxfuse.plan.sites import Decision, Site
-from onnxfuse.verify import inputs, reference
-from onnxfuse.verify.check import Check, check_models
+from onnxfuse.verify import reference
+from onnxfuse.verify.check import Check, Reference, check_rewritten, generated, run_feeds
 from onnxfuse.verify.reference import Feeds
 
 if TYPE_CHECKING:
     from onnxfuse.gpus import Gpu
-    from onnxfuse.graph.precision import PrecisionReport
 
 SCHEMA = "onnxfuse/optimize/1"
 PRECISIONS = ("keep", "fp32", "fp16", "bf16")
@@ -36,9 +37,9 @@ Progress = Callable[[str], None]
 class Result:
     """What optimizing a model did.
 
-    cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a
-    fusion nearly held, and why not. precision: what the conversion did, None where precision was kept. check: None where it was not asked for.
-    seconds: by step.
+    cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a fusion
+    nearly held, and why not. converted: what the conversion of precision did, None where it was kept. check: None where it was not
+    asked for. seconds: by step.
     """
 
     model: Path
@@ -74,7 +75,7 @@ class Result:
             "cleaned": self.cleaned,
             "sites": [decision.to_dict() for decision in self.decisions],
             "misses": [vars(miss) | {"nodes": list(miss.nodes)} for miss in self.misses],
-            "converted": None if self.converted is None else self.converted.to_dict(),
+            "converted": None if self.converted is None else asdict(self.converted),
             "check": None if self.check is None else self.check.to_dict(),
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -113,13 +114,15 @@ def optimize(
     plan: Path | None = None,
     keep_fp32: Sequence[str] = (),
     feeds: Sequence[Feeds] | None = None,
+    dims: Mapping[str, int] | None = None,
     check: bool = True,
     progress: Progress = silent,
 ) -> Result:
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
-    feeds: inputs for the check and for the ranges of a precision conversion; generated where none are given.
-    Raises BadInput for what is wrong with the arguments or the model. Disagreement is not raised: see `Result.agrees`.
+    feeds: inputs for the check and for the ranges of a precision conversion; where none are given they are generated, with `dims` as the
+    sizes of symbolic dimensions. Raises BadInput for what is wrong with the arguments or the model, OnnxfuseError where the model
+    takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
     rules = _rules(policy, only, skip, plan, gpu)
     if precision not in PRECISIONS:
@@ -130,16 +133,20 @@ def optimize(
     cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
     decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
     notes = () if plan is None else _stray(plan, rules, decisions)
-    halved, checked_here = precision in ("fp16", "bf16"), check and out is not None
-    if feeds is None and (halved or checked_here):
-        feeds = clock.step("inputs", "making inputs", lambda: inputs.generate(model, count=2))
     converted = checked = None
-    if halved:
-        converted = clock.step("precision", f"converting to {precision}", lambda: _convert(loaded, model, precision, keep_fp32, feeds or ()))
-    if out is not None:
-        clock.step("write", "writing", lambda: write.save(loaded, out))
-    if checked_here:
-        checked = clock.step("check", "checking in onnxruntime", lambda: check_models(model, out, feeds or (), progress=progress))
+    with contextlib.ExitStack() as stack:
+        half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
+        if half or (check and out is not None):
+            child = stack.enter_context(reference.Runtime())
+            given = clock.step("reference", "running the original", lambda: _reference(child, model, feeds, dims, progress))
+        if half:
+            # What is left of the source's tensors after rewriting has kept its name, and so its range.
+            ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
+            converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, keep_fp32, ranges))
+        if out is not None:
+            clock.step("write", "writing", lambda: write.save(loaded, out))
+        if check and out is not None:
+            checked = clock.step("check", "checking", lambda: check_rewritten(child, model, given, out, progress=progress))
     return Result(
         model=model,
         out=out,
@@ -211,7 +218,15 @@ def why_not(model: Path, name: str) -> list[Answer] | None:
     return sorted(answers, key=lambda answer: (not answer.fits, -len(answer.nodes)))
 
 
-def undo(model: Path, out: Path, *, feeds: Sequence[Feeds] | None = None, check: bool = True, progress: Progress = silent) -> tuple[int, Check | None]:
+def undo(
+    model: Path,
+    out: Path,
+    *,
+    feeds: Sequence[Feeds] | None = None,
+    dims: Mapping[str, int] | None = None,
+    check: bool = True,
+    progress: Progress = silent,
+) -> tuple[int, Check | None]:
     """Takes every fused node of `model` apart again, into `out`; returns how many there were, and what the check found."""
     progress("loading")
     loaded = read.load(model)
@@ -220,7 +235,17 @@ def undo(model: Path, out: Path, *, feeds: Sequence[Feeds] | None = None, check:
     write.save(loaded, out)
     if not check:
         return count, None
-    return count, check_models(model, out, feeds or inputs.generate(model, count=2), progress=progress)
+    with reference.Runtime() as child:
+        return count, check_rewritten(child, model, _reference(child, model, feeds, dims, progress), out, progress=progress)
+
+
+def _reference(
+    child: reference.Runtime, model: Path, feeds: Sequence[Feeds] | None, dims: Mapping[str, int] | None, progress: Progress
+) -> Reference:
+    """Inputs, given or generated, and the model's outputs for them."""
+    if feeds is None:
+        return generated(child, model, count=2, dims=dims, progress=progress)
+    return Reference(feeds, *run_feeds(child, model, feeds, progress))
 
 
 def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None) -> policy.Rules:
@@ -243,11 +268,3 @@ def _stray(plan: Path, rules: policy.Rules, decisions: Sequence[Decision]) -> tu
 
 def _count(model: Model) -> int:
     return sum(len(graph.nodes) for graph in model.graphs())
-
-
-def _convert(model: Model, source: Path, to: str, keep_fp32: Sequence[str], feeds: Sequence[Feeds]) -> PrecisionReport:
-    """The ranges are those of the source in float32; what is left of its tensors after rewriting has kept its name."""
-    from onnxfuse.graph import precision
-
-    ranges = reference.ranges(source, feeds) if to == "fp16" else None
-    return precision.convert(model, to, keep_fp32, ranges)

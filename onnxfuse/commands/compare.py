@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from onnxfuse.commands import options, progress
 from onnxfuse.errors import BadInput, Disagreement
 
 if TYPE_CHECKING:
@@ -54,13 +55,12 @@ def compare(
 
     MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side.
     """
-    from onnxfuse.commands.progress import status
     from onnxfuse.report import terminal
 
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, _sizes(dims or []), rtol, atol, samples)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, options.dims(dims or []), rtol, atol, samples)
     _require(wanted)
-    with status() as progress:
-        found = run(wanted, progress)
+    with progress.status() as say:
+        found = run(wanted, say)
     terminal.show(found)
     if report:
         _write(found, report)
@@ -101,16 +101,6 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
 
 
 # ------------------------------------------------------------------------------------------------------ the request
-
-
-def _sizes(dims: Sequence[str]) -> dict[str, int]:
-    sizes = {}
-    for text in dims:
-        name, equals, size = text.rpartition("=")
-        if not (name and equals and size.isdigit()):
-            raise BadInput(f"--dims {text}: not of the form NAME=N; give a dimension's name and its size, as in batch=4")
-        sizes[name] = int(size)
-    return sizes
 
 
 def _require(wanted: Wanted) -> None:

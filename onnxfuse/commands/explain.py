@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from onnxfuse.commands.optimize import resolve_gpu
+from onnxfuse.commands import options
 from onnxfuse.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def explain(
     if why_not is not None:
         answers = pipeline.why_not(model, why_not)
         if answers is None:
-            raise BadInput(f"--why-not {why_not}: {model} has no such node or tensor; `onnxfuse explain {model} --json` lists what there is")
+            raise BadInput(f"--why-not {why_not}: {model} has no such node or tensor; take a name from `onnxfuse explain {model} --json`")
         if as_json:
             print(json.dumps([vars(answer) for answer in answers], indent=2))
         else:
             _print_answers(why_not, answers)
         return
-    result = pipeline.optimize(model, None, policy=policy, gpu=resolve_gpu(gpu))
+    result = pipeline.optimize(model, None, policy=policy, gpu=options.gpu(gpu))
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:

@@ -138,7 +138,7 @@ class Index:
 
 def label(node: gs.Node) -> str:
     """How a node is called in reports: its name, or its first output where it has none."""
-    return node.name or (node.outputs[0].name if node.outputs else node.op)
+    return str(node.name or (node.outputs[0].name if node.outputs else node.op))
 
 
 def find(fusion: Fusion, model: Model, index: Index, far: bool = False) -> tuple[list[Match], list[Miss]]:

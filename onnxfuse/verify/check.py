@@ -157,9 +157,32 @@ def check_models(
     """
     same_inputs(original, rewritten)
     with _borrowed(runtime) as child:
-        wanted, got, evaluator = _run_both(child, Path(original), Path(rewritten), feeds_list, progress)
+        given = Reference(feeds_list, *run_feeds(child, Path(original), feeds_list, progress))
+        return check_rewritten(child, original, given, rewritten, rtol, atol, progress)
+
+
+def check_rewritten(
+    child: reference.Runtime,
+    original: Path,
+    given: Reference,
+    rewritten: Path,
+    rtol: float | None = None,
+    atol: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Check:
+    """As `check_models`, with the outputs of `original` given. Both models are judged in one evaluator: where onnxruntime has no kernels
+    for the rewritten one, the original runs again in onnx.reference.
+    """
+    same_inputs(original, rewritten)
+    if given.evaluator == reference.ONNX_REFERENCE:
+        naming = _naming(progress, rewritten, given.evaluator)
+        wanted, evaluator = given.outputs, given.evaluator
+        got = child.run(rewritten, given.feeds, evaluator=evaluator, progress=naming)
+    else:
+        got, evaluator = run_feeds(child, rewritten, given.feeds, progress)
+        wanted = given.outputs if evaluator == given.evaluator else child.run(original, given.feeds, evaluator=evaluator)
     limits, notes = limits_for(original, rewritten, rtol, atol)
-    return check_arrays(wanted, got, limits, same_dtype=True, source=reference.describe(evaluator), notes=notes)
+    return check_arrays(wanted, got, limits, same_dtype=True, source=reference.describe(evaluator), notes=(*given.notes, *notes))
 
 
 def limits_for(original: Path, rewritten: Path, rtol: float | None = None, atol: float | None = None) -> tuple[Tolerance, tuple[str, ...]]:
@@ -187,7 +210,7 @@ def same_inputs(original: Path, rewritten: Path) -> None:
 class Reference:
     """Feeds, and a model's outputs for each of them, from one evaluator."""
 
-    feeds: list[dict[str, Any]]
+    feeds: Sequence[reference.Feeds]
     outputs: list[reference.Outputs]
     evaluator: str
     notes: tuple[str, ...] = ()
@@ -236,7 +259,7 @@ def _first_feed(
     raise OnnxfuseError(f"{refusals[0]}; free sizes were guessed: give them with {options}, or real inputs with --data") from refusals[0]
 
 
-def usable_feeds(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+def usable_feeds(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> Sequence[reference.Feeds]:
     """Made-up feeds that the model takes: those of `generated`."""
     with reference.Runtime() as child:
         return generated(child, model, seed, count, dims).feeds
@@ -254,18 +277,6 @@ def run_feeds(
             return child.run(model, feeds_list, evaluator=evaluator, progress=_naming(progress, model, evaluator)), evaluator
         except reference.CannotRun as error:
             raise reference.CannotRun(f"{refusal}; nor can {str(error).split(': ', 2)[-1]}") from error
-
-
-def _run_both(
-    child: reference.Runtime, original: Path, rewritten: Path, feeds_list: Sequence[reference.Feeds], progress: Callable[[str], None] | None
-) -> tuple[list[reference.Outputs], list[reference.Outputs], str]:
-    wanted, evaluator = run_feeds(child, original, feeds_list, progress)
-    if evaluator == reference.ONNX_REFERENCE:
-        return wanted, child.run(rewritten, feeds_list, evaluator=evaluator, progress=_naming(progress, rewritten, evaluator)), evaluator
-    got, second = run_feeds(child, rewritten, feeds_list, progress)
-    if second != evaluator:  # two models are compared in one evaluator
-        wanted = child.run(original, feeds_list, evaluator=second)
-    return wanted, got, second
 
 
 def _naming(progress: Callable[[str], None] | None, model: Path, evaluator: str) -> reference.Progress | None:
