@@ -46,7 +46,8 @@ extern "C" int onnxfuse_launch_skip_layernorm(int dtype, void const* input, void
             return cudaErrorInvalidValue;
         SkipLayerNormArgs<T> const args{static_cast<T const*>(input), static_cast<T const*>(skip), static_cast<T const*>(gamma),
             static_cast<T const*>(beta), static_cast<T const*>(bias), static_cast<T*>(output), static_cast<T*>(sum), rows,
-            static_cast<int>(width), epsilon};
+            static_cast<int>(width),
+            1.0f / static_cast<float>(width), epsilon};
         return launch(args, threads_per_row, static_cast<cudaStream_t>(stream));
     });
 }

@@ -24,6 +24,7 @@ struct SkipLayerNormArgs
     T* sum; // null: not wanted
     int64_t rows;
     int width;
+    float per_width; // 1 / width
     float epsilon;
 };
 
@@ -72,9 +73,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) skip_layernorm(SkipLayerNormAr
         for (int j = 0; j < kVector; ++j)
             total[0] += x[i][j];
     }
-    float const width = static_cast<float>(args.width);
     sum_over_row(total, shared_mean);
-    float const mean = total[0] / width;
+    float const mean = total[0] * args.per_width;
 
     float spread[2] = {0.0f, 0.0f}; // sums of the deviations and of their squares
 #pragma unroll
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) skip_layernorm(SkipLayerNormAr
         }
     }
     sum_over_row(spread, shared_spread);
-    float const correction = spread[0] / width;
-    float variance = spread[1] / width - correction * correction;
+    float const correction = spread[0] * args.per_width;
+    float variance = spread[1] * args.per_width - correction * correction;
     variance = variance < 0.0f ? 0.0f : variance; // keeps NaN, as fmaxf would not
     float const scale = rsqrtf(variance + args.epsilon);
 

@@ -45,7 +45,8 @@ extern "C" int onnxfuse_launch_skip_rmsnorm(int dtype, void const* input, void c
         if (!input || !skip || !gamma || !output)
             return cudaErrorInvalidValue;
         SkipRmsNormArgs<T> const args{static_cast<T const*>(input), static_cast<T const*>(skip), static_cast<T const*>(gamma),
-            static_cast<T const*>(bias), static_cast<T*>(output), static_cast<T*>(sum), rows, static_cast<int>(width), epsilon};
+            static_cast<T const*>(bias), static_cast<T*>(output), static_cast<T*>(sum), rows, static_cast<int>(width),
+            1.0f / static_cast<float>(width), epsilon};
         return launch(args, threads_per_row, static_cast<cudaStream_t>(stream));
     });
 }

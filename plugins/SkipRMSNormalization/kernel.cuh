@@ -19,6 +19,7 @@ struct SkipRmsNormArgs
     T* sum; // null: not wanted
     int64_t rows;
     int width;
+    float per_width; // 1 / width
     float epsilon;
 };
 
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) skip_rmsnorm(SkipRmsNormArgs<T
             squares[0] += x[i][j] * x[i][j];
     }
     sum_over_row(squares, shared);
-    float const scale = rsqrtf(squares[0] / static_cast<float>(args.width) + args.epsilon);
+    float const scale = rsqrtf(squares[0] * args.per_width + args.epsilon);
 
     // Loads of late weights stay behind the stores of the vector before: the compiler must not gather them all in registers.
 #pragma unroll
