@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def optimize(
     model: Path = typer.Argument(help="The ONNX model."),
-    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write [default: MODEL with .fused.onnx]."),
+    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write MODEL with the suffix .fused.onnx if not given."),
     gpu: str | None = typer.Option(None, "--gpu", help="The GPU it is for: auto, a name (h100, rtx4090, ...) or sm_NN."),
     policy: str = typer.Option(
         "proven", "--policy", help="none: clean and canonise; all: every legal site; proven: what has won by measurement."
@@ -27,17 +27,17 @@ def optimize(
     skip: list[str] = typer.Option([], "--skip", help="Do not use this fusion (repeatable)."),
     plan: Path | None = typer.Option(None, "--plan", help="Follow the decisions of this file, a report of an earlier run."),
     undo: bool = typer.Option(False, "--undo", help="Take fused nodes apart again instead."),
-    data: Path | None = typer.Option(None, "--data", help="Inputs for the check: an .npz, or a folder of them [default: generated]."),
+    data: Path | None = typer.Option(None, "--data", help="Inputs for the check: an .npz, or a folder of them; generated if not given."),
     dims: list[str] = typer.Option([], "--dims", metavar="NAME=N", help="Size of a symbolic dimension in generated inputs (repeatable)."),
     check: bool = typer.Option(True, "--check/--no-check", help="Compare with the original in onnxruntime."),
-    report: Path | None = typer.Option(None, "--report", help="Write what was done, as JSON or (by the suffix) HTML."),
+    report: list[Path] = typer.Option([], "--report", help="Write what was done, as JSON or (by the suffix) HTML (repeatable)."),
 ) -> None:
     """Rewrite a model with fused operators, and check it."""
     from onnxfuse import pipeline
     from onnxfuse.report import terminal
 
     target = out or model.with_suffix(".undone.onnx" if undo else ".fused.onnx")
-    _refuse_overwriting(model, target, report)
+    _refuse_outputs(model, target, report)
     given, sizes = options.feeds(data, dims, model), options.dims(dims)
     if undo:
         with progress.status() as say:
@@ -62,8 +62,8 @@ def optimize(
             progress=say,
         )
     facts = result.to_dict()
-    if report is not None:
-        _write_report(facts, report)
+    for path in report:
+        _write_report(facts, path)
     terminal.show(facts)
     _require_agreement(result.check, model, target)
 
@@ -74,10 +74,15 @@ def _require_agreement(checked: Check | None, model: Path, target: Path) -> None
         raise Disagreement(f"{target}: written, but output '{name}' does not agree with {model.name}: {reason}")
 
 
-def _refuse_overwriting(model: Path, target: Path, report: Path | None) -> None:
-    for path, option in ((target, "-o"), (report, "--report")):
-        if path is not None and path.resolve() == model.resolve():
+def _refuse_outputs(model: Path, target: Path, reports: list[Path]) -> None:
+    """Before the work is done, not after it."""
+    for option, path in [("-o", target), *(("--report", report) for report in reports)]:
+        if path.resolve() == model.resolve():
             raise BadInput(f"{option} {path}: is the model itself, which is never overwritten; name another file")
+        if path.is_dir():
+            raise BadInput(f"{option} {path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
 def _write_report(facts: dict[str, Any], path: Path) -> None:
