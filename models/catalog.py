@@ -46,7 +46,7 @@ MODELS = (
         97447603,
         "MIT",
         "ViT-S, 12 blocks, saliency head; LayerNorm and GELU(erf) spelled out",
-        {"layernorm": 25, "gelu": 12},
+        {"layernorm": 25, "gelu": 12, "qkv_pack": 12, "bias_gelu": 12, "conv_bn": 3},
     ),
     RealModel(
         "paraphrase-minilm",
@@ -56,7 +56,7 @@ MODELS = (
         69060623,
         "Apache-2.0",
         "BERT, 3 layers of 384, sentence encoder; native LayerNormalization; internal tensors are graph outputs",
-        {"gelu": 3},
+        {"gelu": 3, "qkv_pack": 3, "bias_gelu": 3},
     ),
     RealModel(
         "ppocr-rec",
