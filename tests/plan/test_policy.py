@@ -19,7 +19,9 @@ def site(fusion: str, shape: str = "1x128x768") -> Site:
 
 def verdict(low: float, high: float, gpu: str = "NVIDIA H200", rows: int = 128, width: int = 768) -> Verdict:
     median = Interval(1.0, 1.0, 1.0)
-    return Verdict("skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6", median, median, Interval((low + high) / 2, low, high))
+    return Verdict(
+        "skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6", median, median, Interval((low + high) / 2, low, high)
+    )
 
 
 def decision(fusion: str, rules: Rules, shape: str = "1x128x768"):
@@ -38,7 +40,9 @@ def test_policies_decide_by_kind(policy: str, expected: dict[str, bool]) -> None
     assert {name: decision(name, Rules(policy=policy)).fused for name in expected} == expected
 
 
-@pytest.mark.parametrize(("low", "high", "fused", "word"), [(1.02, 1.1, True, "won"), (0.9, 0.98, False, "lost"), (0.99, 1.05, False, "draw")])
+@pytest.mark.parametrize(
+    ("low", "high", "fused", "word"), [(1.02, 1.1, True, "won"), (0.9, 0.98, False, "lost"), (0.99, 1.05, False, "draw")]
+)
 def test_proven_follows_the_interval(low: float, high: float, fused: bool, word: str) -> None:
     found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], gpu="NVIDIA H200"))
     assert found.fused is fused

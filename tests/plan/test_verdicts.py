@@ -9,7 +9,15 @@ from onnxfuse.plan import verdicts
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [("1x128x768", (128, 768)), ("1x100x768", (128, 768)), ("Bx128x768", (128, 768)), ("?", (0, 0)), ("", (1, 1)), ("768", (1, 768)), ("0x8", (0, 8))],
+    [
+        ("1x128x768", (128, 768)),
+        ("1x100x768", (128, 768)),
+        ("Bx128x768", (128, 768)),
+        ("?", (0, 0)),
+        ("", (1, 1)),
+        ("768", (1, 768)),
+        ("0x8", (0, 8)),
+    ],
 )
 def test_shape_class(shape: str, expected: tuple[int, int]) -> None:
     assert verdicts.shape_class(shape) == expected
