@@ -493,10 +493,13 @@ class _Conversion:
                     body.outputs[i] = self._version(tensor, kind, True)
 
     def _rewrite_attributes(self, node: gs.Node) -> None:
-        if node.domain or not node.outputs or self.stored.get(id(node.outputs[0])) != self.half:
+        if node.domain not in (None, "", DOMAIN) or not node.outputs or self.stored.get(id(node.outputs[0])) != self.half:
             return
         code = weights.elem_type(self.half)
-        if node.op == "Cast":
+        if node.domain == DOMAIN:
+            if "dtype" in node.attrs:  # the type that the function's body gives back
+                node.attrs["dtype"] = code
+        elif node.op == "Cast":
             node.attrs["to"] = code
         elif node.op == "EyeLike" and node.attrs.get("dtype", 1) == TensorProto.FLOAT:
             node.attrs["dtype"] = code

@@ -392,6 +392,23 @@ def test_function_nodes_take_half(tmp_path: Path) -> None:
     close(run(saved(loaded, tmp_path), x)["y"], run(model, x)["y"])
 
 
+def test_functions_that_name_the_type_they_give(tmp_path: Path) -> None:
+    """Before opset 15 there is no CastLike: the node says the type of its result."""
+    head = '<ir_version: 8, opset_import: ["" : 14, "onnxfuse" : 1]> '
+    model = parse(head + "g (float[2,8] x) => (float[2,8] y) { a = Relu(x) b = onnxfuse.Double <dtype: int = 1> (a) y = Neg(b) }")
+    body = onnx.parser.parse_function(
+        '<domain: "onnxfuse", opset_import: ["" : 14]> Double <dtype> (X) => (Y) '
+        "{ x = Cast <to: int = 1> (X) d = Add(x, x) Y = Cast <to: int = @dtype> (d) }"
+    )
+    model.functions.append(body)
+    x = {"x": normal(2, 8)}
+    for keep, expected in (([], HALF), (["Double"], FLOAT)):
+        after, _ = halved(model, tmp_path, keep_fp32=keep)
+        node = next(node for node in after.graph.node if node.op_type == "Double")
+        assert node.attribute[0].i == expected
+        close(run(after, x)["y"], run(model, x)["y"])
+
+
 def test_inputs_with_defaults_and_tensors_that_are_outputs_and_read(tmp_path: Path) -> None:
     model = parse(HEAD + "g (float[2] x, float[2] k) => (float[2] a, float[2] y, float[2] k2) { a = Mul(x, k) y = Exp(a) k2 = Neg(k) }",
                   k=np.ones(2, np.float32))  # fmt: skip
