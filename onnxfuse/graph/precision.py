@@ -50,6 +50,7 @@ _MOVES = frozenset({"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshap
 _INTEGER_PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
 _SATURATE = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Pad", "Where"})
 _VANISHES = "vanishes in half precision"
+_LAZY = 1 << 20  # bytes; larger weights are converted while they are written
 _PARAMETER = 1 << 16  # elements; larger constants are weights, where a few vanished values are counted and do no harm
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 
@@ -214,11 +215,10 @@ class _Conversion:
         """Largest absolute value of a constant; inf and NaN do not count."""
         key = id(tensor)
         if key not in self._reaches:
-            value = query.constant(tensor)
-            ends = np.zeros(1, np.float32) if value is None or not value.size else np.array([value.min(), value.max()])
-            if value is not None and not np.isfinite(ends).all():
-                ends = value[np.isfinite(value)]
-            self._reaches[key] = float(np.abs(ends).max(initial=0.0))
+            values = tensor._values if isinstance(tensor, gs.Constant) else None
+            whole = query.constant(tensor) if not isinstance(values, weights.Weight) else None
+            parts = weights.pieces(values) if isinstance(values, weights.Weight) else [] if whole is None else [whole]
+            self._reaches[key] = max(map(_largest, parts), default=0.0)
         return self._reaches[key]
 
     def _vanishes(self, tensor: gs.Tensor) -> bool:
@@ -518,30 +518,47 @@ class _Conversion:
 
     # ------------------------------------------------------------------------------------------------------- constants
 
-    def _half_values(self, tensor: gs.Constant) -> np.ndarray[Any, Any]:
-        values = query.constant(tensor)
-        if values is None:
+    def _half_values(self, tensor: gs.Constant) -> np.ndarray[Any, Any] | weights.Converted:
+        values = tensor._values
+        if isinstance(values, weights.Weight) and values.nbytes > _LAZY:
+            for piece in weights.pieces(values):
+                self._narrow(piece, tensor.name)  # for what is lost; the values themselves are made when they are written
+            return weights.Converted(values, self.half, lambda piece: _narrowed(piece, self.half)[0])
+        found = query.constant(tensor)
+        if found is None:
             raise BadInput(f"sparse initializer {shown(tensor.name)}: too large to convert; keep its readers in float32")
-        return self._narrow(values, tensor.name)
+        return self._narrow(found, tensor.name)
 
     def _narrow(self, values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-        """Half values: finite ones stay finite, inf and NaN stay what they are, and losses are counted under `name`."""
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            half = values.astype(self.half)
-        magnitude = np.abs(values)
-        beyond = np.isinf(half) & np.isfinite(values)
-        if beyond.any():
-            self.clamped[name] = int(beyond.sum())
-            half = np.where(beyond, np.copysign(np.float32(self.largest), values).astype(self.half), half)
-        tiny = (magnitude > 0) & (magnitude < self.smallest)
-        if tiny.any():
-            zero = int((tiny & (half == 0)).sum())
-            if zero:
-                self.vanished[name] = zero
-            if int(tiny.sum()) > zero:
-                self.subnormal[name] = int(tiny.sum()) - zero
-        shaped: np.ndarray[Any, Any] = np.asarray(half, self.half).reshape(values.shape)
-        return shaped
+        """Half values; what is lost is counted under `name`."""
+        half, *losses = _narrowed(values, self.half)
+        for counts, loss in zip((self.clamped, self.vanished, self.subnormal), losses, strict=True):
+            if loss:
+                counts[name] = counts.get(name, 0) + loss
+        return half
+
+
+def _narrowed(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], int, int, int]:
+    """Values as half: finite ones stay finite, inf and NaN stay what they are. With how many were clamped to the end of the range,
+    became zero, or became subnormal."""
+    limits = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        half = values.astype(kind)
+    beyond = np.isinf(half) & np.isfinite(values)
+    if beyond.any():
+        half = np.where(beyond, np.copysign(np.float32(limits.max), values).astype(kind), half)
+    magnitude = np.abs(values)
+    tiny = (magnitude > 0) & (magnitude < np.float32(limits.smallest_normal))
+    zero = int((tiny & (half == 0)).sum())
+    shaped: np.ndarray[Any, Any] = np.asarray(half, kind).reshape(values.shape)
+    return shaped, int(beyond.sum()), zero, int(tiny.sum()) - zero
+
+
+def _largest(values: np.ndarray[Any, Any]) -> float:
+    ends = np.array([values.min(), values.max()]) if values.size else values
+    if not np.isfinite(ends).all():
+        ends = values[np.isfinite(values)]
+    return float(np.abs(ends).max(initial=0.0))
 
 
 def _is_float(tensor: gs.Tensor) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import SparseValues
 
-from onnxfuse.graph.weights import Weight
+from onnxfuse.graph.weights import Converted, Weight
 
 
 def _constant_of(tensor: gs.Tensor) -> gs.Constant | None:
@@ -31,7 +31,7 @@ def constant(tensor: gs.Tensor) -> np.ndarray[Any, Any] | None:
     found = _constant_of(tensor)
     if found is not None:
         values = found._values
-        if isinstance(values, Weight):
+        if isinstance(values, (Weight, Converted)):
             array: np.ndarray[Any, Any] = values.array()
             return array
         if isinstance(values, np.ndarray):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,23 @@ _FAR = 1 << 31  # an end that means: to the end
 _DOMAINS = ("", None, "ai.onnx", "onnxfuse")
 
 
+@dataclass(frozen=True)
+class Scope:
+    """Names in a graph when the walk enters a body of it: those in its shapes at first, and as many as were made."""
+
+    names: frozenset[str]
+    made: int
+
+    def __contains__(self, name: str) -> bool:
+        number = name.removeprefix(f"{MADE}s")
+        return name in self.names or (number != name and number.isdigit() and int(number) < self.made)
+
+
 class Names:
     """Dimensions and what is computed from them. The same computation gives the same name."""
 
     def __init__(self) -> None:
-        self.outside: list[set[str]] = []  # names of the graphs around the body that is walked through
+        self.outside: list[Scope] = []  # names of the graphs around the body that is walked through
         self.signed: set[str] = set()  # names of numbers that may be negative, which dimensions are not
         self._made: dict[tuple[Any, ...], str] = {}
         self._alias: dict[str, int | str] = {}
@@ -48,8 +61,8 @@ class Names:
     def made(self, *key: Any) -> str:
         return self._made.setdefault(key, f"{MADE}s{len(self._made)}")
 
-    def all_made(self) -> set[str]:
-        return set(self._made.values())
+    def scope(self, names: frozenset[str]) -> Scope:
+        return Scope(names, len(self._made))
 
     def fresh(self) -> str:
         return self.made("fresh", len(self._made))
@@ -71,7 +84,7 @@ class Names:
             better, worse = other, one
         else:
             better, worse = one, other
-        if better is not None and isinstance(worse, str) and worse.startswith(MADE) and not any(worse in names for names in self.outside):
+        if better is not None and isinstance(worse, str) and worse.startswith(MADE) and not any(worse in scope for scope in self.outside):
             # Not of names from outside of a body: what holds where a branch is taken may not hold elsewhere.
             self._alias[worse] = better
         return better
@@ -204,27 +217,31 @@ def refine(model: Model) -> None:
         if isinstance(value, gs.Variable) and value.shape is not None and value.inputs:
             # What exporters declare of outputs is often wrong: a batch that is none.
             value.shape = [None if isinstance(dim, str) and not dim.startswith(MADE) else dim for dim in value.shape]
-    walk = _Walk()
+    walk = _Walk(model.opset)
     walk.graph(model.graph)
     for value in tensors:
         walk.settle(value)
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
         self.names = Names()
         self.values: dict[int, Value] = {}
+        self.scope = self.names.scope(frozenset())  # of the node whose bodies were walked through last
 
     def graph(self, graph: gs.Graph) -> None:
         for value in graph.inputs:
             self._name_all(value)
+        own: frozenset[str] | None = None
         for node in graph.nodes:
             bodies = [held for held in node.attrs.values() if isinstance(held, gs.Graph)]
             if bodies:
-                self.names.outside.append({*_names(graph), *self.names.all_made()})
+                own = _names(graph) if own is None else own
+                self.names.outside.append(self.names.scope(own))
                 for body in bodies:
                     self.graph(body)
-                self.names.outside.pop()
+                self.scope = self.names.outside.pop()
             if node.domain in _DOMAINS:
                 self._node(node)
             for value in node.outputs:
@@ -299,10 +316,10 @@ def _is_integer(value: gs.Tensor) -> bool:
     return isinstance(kind, np.dtype) and kind.kind in "iu"
 
 
-def _names(graph: gs.Graph) -> set[str]:
+def _names(graph: gs.Graph) -> frozenset[str]:
     """Symbols in the shapes of a graph's own tensors."""
     tensors = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
-    return {dim for value in tensors for dim in value.shape or () if isinstance(dim, str)}
+    return frozenset(dim for value in tensors for dim in value.shape or () if isinstance(dim, str))
 
 
 # ------------------------------------------------------------------------------------------------------ shapes
@@ -522,6 +539,44 @@ def _if(walk: _Walk, node: gs.Node) -> Shapes:
     return result
 
 
+def _out_of_body(walk: _Walk, value: gs.Tensor) -> list[Dim] | None:
+    """Shape of a body's output, without the names that mean another number in each iteration."""
+    dims = query.shape(value)
+    known = None if dims is None else [walk.names.known(dim) for dim in dims]
+    return None if known is None else [dim if isinstance(dim, int) or (dim is not None and dim in walk.scope) else None for dim in known]
+
+
+def _carried(walk: _Walk, node: gs.Node, index: int, given: gs.Tensor, result: gs.Tensor) -> Dims | None:
+    """Shape of a value that a loop carries, where no iteration changes it."""
+    start, inner = walk.dims(node, index), query.shape(given)
+    unchanged = start is not None and None not in start and start == inner == query.shape(result)
+    return start if unchanged else None
+
+
+def _loop(walk: _Walk, node: gs.Node) -> Shapes:
+    body, count = node.attrs["body"], len(node.inputs) - 2
+    carried = [_carried(walk, node, 2 + i, body.inputs[2 + i], body.outputs[1 + i]) for i in range(count)]
+    stacked = [_out_of_body(walk, value) for value in body.outputs[1 + count :]]
+    return [*carried, *(None if dims is None else [None, *dims] for dims in stacked)]
+
+
+def _scan(walk: _Walk, node: gs.Node) -> Shapes:
+    if walk.opset < 9:  # which had a batch axis before the others
+        return []
+    body, count = node.attrs["body"], len(node.inputs) - node.attrs["num_scan_inputs"]
+    result: Shapes = [_carried(walk, node, i, body.inputs[i], body.outputs[i]) for i in range(count)]
+    scanned = walk.dims(node, count)
+    along = (node.attrs.get("scan_input_axes") or [0])[0]
+    length = None if scanned is None else scanned[along]
+    for i, value in enumerate(body.outputs[count:]):
+        dims = _out_of_body(walk, value)
+        if dims is not None:
+            axis = (node.attrs.get("scan_output_axes") or [0] * (i + 1))[i] % (len(dims) + 1)
+            dims.insert(axis, length)
+        result.append(dims)
+    return result
+
+
 # ------------------------------------------------------------------------------------------------------ values
 
 
@@ -642,9 +697,11 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     "Gather": _gather,
     "Gemm": _gemm,
     "If": _if,
+    "Loop": _loop,
     "Range": _range,
     "Reshape": _reshape,
     "Resize": _resize,
+    "Scan": _scan,
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,

@@ -6,7 +6,7 @@ import math
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,39 @@ class Weight(LazyValues):  # type: ignore[misc]
         if not count:
             return np.empty(self.shape, self.dtype)
         return np.frombuffer(span.buffer, self.dtype, count, span.start).reshape(self.shape)
+
+
+class Converted(LazyValues):  # type: ignore[misc]
+    """Values of a weight after `convert`, computed when they are read: a large weight is never held in both types."""
+
+    def __init__(self, source: Weight, dtype: np.dtype[Any], convert: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
+        self.source = source
+        self.convert = convert
+        self.shape = source.shape
+        self.dtype = dtype
+        self.nbytes = byte_size(self.shape, elem_type(dtype))
+
+    def array(self) -> np.ndarray[Any, Any]:
+        found = self.load()
+        found.flags.writeable = False
+        return found
+
+    def load(self) -> np.ndarray[Any, Any]:
+        return self.convert(self.source.array()).reshape(self.shape)
+
+    def chunks(self) -> Iterator[memoryview]:
+        for piece in pieces(self.source):
+            yield np.ascontiguousarray(self.convert(piece)).view(np.uint8).data
+
+
+def pieces(values: Weight) -> Iterator[np.ndarray[Any, Any]]:
+    """A weight's elements in order, as 1-D arrays of some 16 MB. Types below a byte come whole."""
+    span = values.span()
+    if span is None or values.tensor.data_type in _BITS:
+        yield values.array().reshape(-1)
+    else:
+        for chunk in span.chunks():
+            yield np.frombuffer(chunk, values.dtype)
 
 
 class Place:
@@ -217,6 +250,8 @@ def raw_chunks(values: Any) -> tuple[int, Iterator[bytes | memoryview]] | None:
     if isinstance(values, Weight):
         span = values.span()
         return None if span is None else (span.length, span.chunks())
+    if isinstance(values, Converted):
+        return values.nbytes, values.chunks()
     if isinstance(values, np.ndarray) and elem_type(values.dtype) not in _BITS and values.dtype != object:
         if values.dtype.byteorder == ">":
             values = values.astype(values.dtype.newbyteorder("<"))

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import functions
+from onnxfuse.graph import functions, write
 from onnxfuse.graph.precision import PrecisionReport, convert
 from tests.graph.models import Array, function, load, normal, parse, run, saved, transformer
 
@@ -440,6 +440,21 @@ def test_bfloat16_convolution_needs_opset_22(tmp_path: Path) -> None:
         after, report = halved(parse(text, w=normal(3, 2, 3, 3)), tmp_path, "bf16")
         assert [op for _, op, _ in report.float_nodes] == ([] if opset == 22 else ["Conv"])
         assert after.opset_import[0].version == opset
+
+
+def test_large_weights_are_converted_while_they_are_written(tmp_path: Path) -> None:
+    weight = normal(3000, 1500)
+    weight[7, 11] = 1e-9
+    model = parse(HEAD + "g (float[2,3000] x) => (float[2,1500] y) { y = MatMul(x, w) }", w=weight)
+    after, report = halved(model, tmp_path)
+    assert report.vanished == {"w": 1}
+    np.testing.assert_array_equal(numpy_helper.to_array(after.graph.initializer[0]), weight.astype(np.float16))
+    loaded = load(model, tmp_path)
+    convert(loaded, "bf16")
+    loaded.external = True
+    write.save(loaded, tmp_path / "e.onnx")
+    whole = onnx.load(tmp_path / "e.onnx")
+    np.testing.assert_array_equal(numpy_helper.to_array(whole.graph.initializer[0]), weight.astype(ml_dtypes.bfloat16))
 
 
 def test_thousands_of_nodes(tmp_path: Path) -> None:
