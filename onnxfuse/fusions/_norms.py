@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -104,11 +105,11 @@ def settle(match: Match, x: gs.Tensor) -> gs.Tensor:
     return match.output
 
 
-def numpy_type(value: gs.Tensor) -> np.dtype:
+def numpy_type(value: gs.Tensor) -> np.dtype[Any]:
     """The numpy type of a float tensor; ml_dtypes has the one that numpy lacks."""
     if element_type(value) == onnx.TensorProto.BFLOAT16:
         return np.dtype(ml_dtypes.bfloat16)
-    known: np.dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type(value))
+    known: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(element_type(value))
     return known
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, least_nodes, root_types
+from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leaf_names, least_nodes, root_types
 from onnxfuse.graph import functions, query
 from onnxfuse.graph.model import Model
 
@@ -173,7 +173,7 @@ def _attempt(
         if any(id(node) in claimed for node in found.nodes):
             continue
         match = Match(fusion, graph, root, found.tensors, found.nodes, index)
-        refusal = fusion.check(match, model) or _stays_inside(match, index)
+        refusal = fusion.check(match, model) or _stays_inside(match, pattern, index)
         if refusal is None:
             return match
         refused = refused or (match, refusal)
@@ -189,8 +189,13 @@ def _attempt(
     return miss, frozenset(id(node) for node in near.nodes)
 
 
-def _stays_inside(match: Match, index: Index) -> Refusal | None:
-    """Refuses a site whose inner tensors somebody else reads, or that reaches into another graph."""
+def _stays_inside(match: Match, pattern: Pattern, index: Index) -> Refusal | None:
+    """Refuses a site whose inner tensors somebody else reads, that needs one of them itself, or that reaches into another graph."""
+    inside = {id(node) for node in match.nodes}
+    for name in leaf_names(pattern):
+        value = match.get(name)
+        if value is not None and value.inputs and id(value.inputs[0]) in inside:
+            return Refusal(f"'{name}' is computed within the site", value.name)
     kept = {id(match.tensors[name]) for name in match.fusion.keeps if name in match.tensors}
     for node in match.nodes:
         if index.owner.get(id(node)) is not match.graph:

@@ -172,6 +172,18 @@ def root_types(pattern: Pattern) -> frozenset[str]:
 
 
 @cache
+def leaf_names(pattern: Pattern) -> frozenset[str]:
+    """Names of the tensors that a match starts from: all but those of operators' results."""
+    if isinstance(pattern, (AnyTensor, Const)):
+        return frozenset((pattern.name,))
+    if isinstance(pattern, Op):
+        return frozenset().union(*map(leaf_names, pattern.inputs))
+    if isinstance(pattern, Either):
+        return frozenset().union(*map(leaf_names, pattern.choices))
+    return leaf_names(pattern.inner) if isinstance(pattern, Through) else frozenset()
+
+
+@cache
 def least_nodes(pattern: Pattern) -> int:
     """How many nodes the smallest match of `pattern` has, counting a node that is used twice each time."""
     if isinstance(pattern, Op):

@@ -186,5 +186,6 @@ def test_roots_and_sizes() -> None:
     assert root_types(pattern) == {"Add", "Sub", "Neg"}
     assert least_nodes(pattern) == 1
     assert least_nodes(op("Add", op("Neg", A), maybe("Cast", op("Abs", B)))) == 3
+    assert leaf_names(op("Add", maybe("Cast", A), op("Mul", B, const("two", 2.0), out="inner"))) == {"a", "b", "two"}
     with pytest.raises(TypeError, match="must start with an operator"):
         root_types(A)

@@ -233,6 +233,15 @@ def test_a_value_added_to_itself() -> None:
     assert ops(fused) == [OP]
 
 
+def test_a_biased_value_added_to_itself() -> None:
+    """The bias is no part of the site: what it gives is the residual, too."""
+    net = Net(17)
+    biased = net.op("Add", "x", net.const(BIAS))
+    norm(net, net.op("Add", biased, biased))
+    fused, _, _ = check(net.model([value("x", [2, 3, WIDTH])], ["y"]), {"x": X})
+    assert ops(fused) == ["Add", OP]
+
+
 @pytest.mark.parametrize("opset", [13, 17, 23])
 def test_inside_an_if_with_a_residual_of_the_outer_graph(opset: int) -> None:
     inner = Net(opset, prefix="i")
