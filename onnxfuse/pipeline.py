@@ -6,16 +6,17 @@ Data goes one way. What each step found is kept in the result, which reports are
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse import __version__
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
-from onnxfuse.fusions.base import Index, Miss, apply, find, label
+from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
 from onnxfuse.graph import clean, functions, read, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
@@ -166,21 +167,29 @@ def optimize(
 
 
 def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
-    """Every fusion of the registry in turn, in place: find its sites, decide on each, rewrite the chosen ones."""
-    decisions: list[Decision] = []
-    misses: list[Miss] = []
-    index = Index.of(model)
-    for fusion in REGISTRY:
-        matches, missed = find(fusion, model, index)
-        decided = [policy.decide(fusion, Site.of(match), rules) for match in matches]
-        nodes = apply(fusion, [match for match, decision in zip(matches, decided, strict=True) if decision.fused], model)
-        names = iter(nodes)
-        decisions += [Decision(d.site, d.fused, d.reason, next(names).name if d.fused else None) for d in decided]
-        misses += missed
-        if nodes:
-            index = Index.of(model)
+    """Every fusion of the registry in turn, in place: find its sites, decide on each, rewrite the chosen ones.
+
+    Folding is repeated until it finds nothing more: what one folds into a Conv, the next may go on with.
+    """
+    decisions: dict[tuple[str, str], Decision] = {}
+    misses: dict[str, list[Miss]] = {}
+    for kind, fusions in itertools.groupby(REGISTRY, lambda fusion: fusion.kind):
+        stage, more = list(fusions), True
+        while more:
+            more = False
+            for fusion in stage:
+                decided, misses[fusion.name] = _rewrite_one(fusion, model, rules)
+                decisions.update((decision.site.key, decision) for decision in decided)
+                more = more or (kind == "folding" and any(decision.fused for decision in decided))
     functions.drop_unused(model)
-    return decisions, misses
+    return list(decisions.values()), list(itertools.chain.from_iterable(misses.values()))
+
+
+def _rewrite_one(fusion: Fusion, model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
+    matches, misses = find(fusion, model, Index.of(model))
+    decided = [policy.decide(fusion, Site.of(match), rules) for match in matches]
+    nodes = iter(apply(fusion, [match for match, decision in zip(matches, decided, strict=True) if decision.fused], model))
+    return [replace(decision, node=next(nodes).name) if decision.fused else decision for decision in decided], misses
 
 
 @dataclass(frozen=True)
