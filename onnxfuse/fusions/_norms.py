@@ -109,8 +109,7 @@ def numpy_type(value: gs.Tensor) -> np.dtype[Any]:
     """The numpy type of a float tensor; ml_dtypes has the one that numpy lacks."""
     if element_type(value) == onnx.TensorProto.BFLOAT16:
         return np.dtype(ml_dtypes.bfloat16)
-    known: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(element_type(value))
-    return known
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type(value)).str)
 
 
 def parameter(value: gs.Tensor | None, sizes: Sequence[int], filler: float, like: gs.Tensor, new: Builder) -> gs.Tensor:

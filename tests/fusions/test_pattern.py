@@ -15,6 +15,7 @@ from onnxfuse.fusions.pattern import (
     const,
     either,
     is_close,
+    leaf_names,
     least_nodes,
     maybe,
     op,
