@@ -522,36 +522,54 @@ class _Conversion:
         values = tensor._values
         if isinstance(values, weights.Weight) and values.nbytes > _LAZY:
             for piece in weights.pieces(values):
-                self._narrow(piece, tensor.name)  # for what is lost; the values themselves are made when they are written
-            return weights.Converted(values, self.half, lambda piece: _narrowed(piece, self.half)[0])
+                self._count_losses(piece, tensor.name)
+            return weights.Converted(values, self.half, lambda piece: _narrowed(piece, self.half))
         found = query.constant(tensor)
         if found is None:
             raise BadInput(f"sparse initializer {shown(tensor.name)}: too large to convert; keep its readers in float32")
         return self._narrow(found, tensor.name)
 
     def _narrow(self, values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-        """Half values; what is lost is counted under `name`."""
-        half, *losses = _narrowed(values, self.half)
-        for counts, loss in zip((self.clamped, self.vanished, self.subnormal), losses, strict=True):
+        self._count_losses(values, name)
+        return _narrowed(values, self.half)
+
+    def _count_losses(self, values: np.ndarray[Any, Any], name: str) -> None:
+        for counts, loss in zip((self.clamped, self.vanished, self.subnormal), _losses(values, self.half), strict=True):
             if loss:
                 counts[name] = counts.get(name, 0) + loss
-        return half
 
 
-def _narrowed(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], int, int, int]:
-    """Values as half: finite ones stay finite, inf and NaN stay what they are. With how many were clamped to the end of the range,
-    became zero, or became subnormal."""
+def _first_beyond(kind: np.dtype[Any]) -> np.float32:
+    """The smallest magnitude that rounds to inf: half a step above the largest value."""
     limits = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        half = values.astype(kind)
-    beyond = np.isinf(half) & np.isfinite(values)
-    if beyond.any():
-        half = np.where(beyond, np.copysign(np.float32(limits.max), values).astype(kind), half)
+    step = 2.0 ** math.floor(math.log2(float(limits.max))) * float(limits.eps)
+    beyond: np.float32 = np.float32(float(limits.max) + step / 2)
+    return beyond
+
+
+def _narrowed(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Values as half: finite ones stay finite, inf and NaN stay what they are."""
+    largest = np.float32(ml_dtypes.finfo(kind).max)  # type: ignore[no-untyped-call]
+    if values.size and not (values.max() <= largest and values.min() >= -largest):
+        values = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+    with np.errstate(under="ignore", invalid="ignore"):
+        half: np.ndarray[Any, Any] = values.astype(kind)
+    return half
+
+
+def _losses(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> tuple[int, int, int]:
+    """How many values _narrowed sets to the end of the range, to zero, and to subnormal numbers."""
+    limits = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
     magnitude = np.abs(values)
-    tiny = (magnitude > 0) & (magnitude < np.float32(limits.smallest_normal))
-    zero = int((tiny & (half == 0)).sum())
-    shaped: np.ndarray[Any, Any] = np.asarray(half, kind).reshape(values.shape)
-    return shaped, int(beyond.sum()), zero, int(tiny.sum()) - zero
+    clamped = vanished = 0
+    beyond = _first_beyond(kind)
+    if magnitude.size and not magnitude.max() < beyond:
+        clamped = int(np.count_nonzero((magnitude >= beyond) & np.isfinite(magnitude)))
+    zeros = magnitude.size - int(np.count_nonzero(magnitude))
+    small = int(np.count_nonzero(magnitude < np.float32(limits.smallest_normal))) - zeros
+    if small:
+        vanished = int(np.count_nonzero(magnitude <= np.float32(float(limits.smallest_subnormal) / 2))) - zeros
+    return clamped, vanished, small - vanished
 
 
 def _largest(values: np.ndarray[Any, Any]) -> float:

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import functions, write
+from onnxfuse.graph import functions, precision, write
 from onnxfuse.graph.precision import PrecisionReport, convert
 from tests.graph.models import Array, function, load, normal, parse, run, saved, transformer
 
@@ -20,10 +20,10 @@ HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
-def halved(model: ModelProto, folder: Path, precision: str = "fp16", **options: object) -> tuple[ModelProto, PrecisionReport]:
+def halved(model: ModelProto, folder: Path, kind: str = "fp16", **options: object) -> tuple[ModelProto, PrecisionReport]:
     """The converted model; its types are checked by onnx's strict inference, and its interface is the original's."""
     loaded = load(model, folder)
-    report = convert(loaded, precision, **options)  # type: ignore[arg-type]
+    report = convert(loaded, kind, **options)  # type: ignore[arg-type]
     after = saved(loaded, folder)
     onnx.shape_inference.infer_shapes(after, check_type=True, strict_mode=True)
     assert [*after.graph.input, *after.graph.output] == [*model.graph.input, *model.graph.output]
@@ -208,9 +208,9 @@ def test_unknown_ranges_count_as_too_large(tmp_path: Path) -> None:
         assert {op for _, op, _ in report.float_nodes} == {"Exp", "Log"}
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
 @pytest.mark.parametrize("spelling", ["mul", "where"])
-def test_mask_fills_are_clamped(tmp_path: Path, precision: str, spelling: str) -> None:
+def test_mask_fills_are_clamped(tmp_path: Path, kind: str, spelling: str) -> None:
     fill = np.float32(np.finfo(np.float32).min)
     body = {
         "mul": "f = Cast <to: int = 1> (mask) i = Sub(one, f) m = Mul(i, fill)",
@@ -222,11 +222,11 @@ def test_mask_fills_are_clamped(tmp_path: Path, precision: str, spelling: str) -
         fill=fill, **constants[spelling],
     )  # fmt: skip
     feeds = {"x": normal(2, 4, 4) * 5, "mask": np.array([1, 1, 0, 1])}
-    after, report = halved(model, tmp_path, precision, ranges=ranges_of(model, feeds))
+    after, report = halved(model, tmp_path, kind, ranges=ranges_of(model, feeds))
     assert report.clamped == {"fill": 1}
     assert report.float_nodes == ()
     kept = next(numpy_helper.to_array(tensor) for tensor in after.graph.initializer if tensor.name == "fill")
-    if precision == "fp16":
+    if kind == "fp16":
         assert kept == -65504
         close(run(after, feeds)["y"], run(model, feeds)["y"])
         close(reference(after, feeds)["y"], run(model, feeds)["y"])
@@ -242,6 +242,26 @@ def test_constants_keep_inf_and_nan_and_losses_are_counted(tmp_path: Path) -> No
     kept = numpy_helper.to_array(after.graph.initializer[0])
     np.testing.assert_array_equal(kept, np.array([np.inf, -np.inf, np.nan, 0, 1e-6, 1, -65504], np.float16))
     assert (report.clamped, report.vanished, report.subnormal) == ({"k": 1}, {"k": 1}, {"k": 1})
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_losses_are_those_of_the_conversion(kind: type) -> None:
+    limits = ml_dtypes.finfo(kind)
+    ends = [float(limits.max), float(limits.smallest_normal), float(limits.smallest_subnormal), float(limits.smallest_subnormal) / 2]
+    points = np.array([0.0, 1.0, *ends], np.float32)
+    values = np.concatenate([points, *(np.nextafter(points, np.float32(to)) for to in (0, np.inf)), points[2:] * np.float32(1.5)])
+    top = float(limits.max) * (1 + float(limits.eps) / 4)  # between the largest value and what rounds to inf
+    values = np.concatenate([values, np.array([top, top * (1 + float(limits.eps) / 8)], np.float32)])
+    values = np.concatenate([values, -values])
+    values = values[np.isfinite(values)]
+    with np.errstate(over="ignore"):
+        plain = values.astype(kind).astype(np.float32)
+    clamped, vanished, subnormal = precision._losses(values, np.dtype(kind))
+    assert clamped == np.isinf(plain).sum()
+    assert vanished == ((plain == 0) & (values != 0)).sum()
+    assert subnormal == ((np.abs(values) < float(limits.smallest_normal)) & (plain != 0)).sum()
+    half = precision._narrowed(values, np.dtype(kind)).astype(np.float32)
+    np.testing.assert_array_equal(half, np.clip(plain, -float(limits.max), float(limits.max)))
 
 
 def test_a_weight_that_half_cannot_hold_keeps_its_reader(tmp_path: Path) -> None:
