@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Li
 
 GpuNames = Annotated[
     list[str] | None,
-    typer.Option("--gpu", metavar="NAME", help="auto, a name such as h100, or sm_NN; may be given several times. [default: auto]"),
+    typer.Option("--gpu", metavar="NAME", help="auto, a name such as h100, or sm_NN; may be given several times; auto if not given."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

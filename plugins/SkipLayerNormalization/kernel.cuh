@@ -29,7 +29,7 @@ struct SkipLayerNormArgs
 };
 
 template <typename T, int kVector, int kPerThread>
-__global__ void __launch_bounds__(kMaxThreads, 1) skip_layernorm(SkipLayerNormArgs<T> const args)
+__global__ void __launch_bounds__(kMaxThreads, kLeastBlocks<kPerThread>) skip_layernorm(SkipLayerNormArgs<T> const args)
 {
     using Vec = Vector<T, kVector>;
     __shared__ float shared_mean[1][kMaxThreads / 32];
@@ -43,9 +43,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) skip_layernorm(SkipLayerNormAr
     auto column = [](int i) { return column_of<kPerThread>(i); };
     auto inside = [&](int i) { return column(i) < vectors; };
 
-    // The row's loads come before anything uses or stores, so that all are under way together; so do the weights' where they fit
-    // the registers, or they would cost a second trip to memory after the statistics.
-    constexpr bool kEarlyWeights = kVector > 1 && kPerThread <= 4;
+    // The row's loads come before anything uses or stores, so that all are under way together. So do the weights' where a thread has few
+    // vectors, which is where rows are few: there a second trip to memory after the statistics would show. Where rows are many, other
+    // warps hide it, and the registers are better spent on having more of them.
+    constexpr bool kEarlyWeights = kVector > 1 && kPerThread <= 2;
     float x[kPerThread][kVector];
     Vec gamma[kPerThread], beta[kPerThread];
     add_rows<T>(args.input, args.skip, args.bias, first, vectors, x);

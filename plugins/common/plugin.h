@@ -205,11 +205,13 @@ public:
         return known && type == inOut[0].desc.type && inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR;
     }
     int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
-        nvinfer1::DynamicPluginTensorDesc const*, int32_t) noexcept override
+        nvinfer1::DynamicPluginTensorDesc const*, int32_t nbOutputs) noexcept override
     {
         return status([&] {
             check_inputs(shapes_of(in, nbInputs));
             check_width(shape_of(in[0].max), Derived::kMaxWidth);
+            inputs_count_ = nbInputs;
+            outputs_count_ = nbOutputs;
         });
     }
     char const* getTimingCacheID() noexcept override
@@ -285,7 +287,7 @@ private:
         return described_.c_str();
     }
 
-    int32_t inputs_count_ = 0; // of the last onShapeChange
+    int32_t inputs_count_ = 0; // as last told: enqueue is not given them
     int32_t outputs_count_ = 0;
     std::vector<nvinfer1::PluginField> state_;
     nvinfer1::PluginFieldCollection collection_;

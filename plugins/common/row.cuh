@@ -5,6 +5,11 @@
 
 namespace onnxfuse
 {
+// Blocks of kMaxThreads that have to fit the registers of a multiprocessor: two, so that one loads while the other reduces. More values
+// a thread than that allows are for the widest rows alone.
+template <int kPerThread>
+constexpr int kLeastBlocks = kPerThread <= 6 ? 2 : 1;
+
 // A thread holds vectors threadIdx.x, threadIdx.x + stride, ... of its row; beyond the row's end it holds zeros.
 //
 // The stride is the number of threads that share the row. With very many vectors a thread that number is fixed (see geometry.h), so
