@@ -104,11 +104,15 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
 
 
 def _require(wanted: Wanted) -> None:
+    from onnxfuse.graph import read
+
     if wanted.model.suffix == ".engine":
         raise BadInput(f"{wanted.model}: an engine cannot be the reference; name its .onnx model first and the engine behind it")
     for path in (wanted.model, *wanted.others):
         if not path.exists():
             raise BadInput(f"{path}: no such file; give an .onnx model or an .engine file")
+        if path.suffix != ".engine":
+            read.load(path)  # says what is wrong with a file in better words than a runtime, and keeps external data in its folder
     if len(set(wanted.others)) < len(wanted.others):
         raise BadInput("the same OTHER is named twice; name each file once")
     if wanted.data and wanted.dims:

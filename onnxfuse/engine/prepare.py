@@ -15,6 +15,8 @@ import onnx
 from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
+from onnxfuse.graph import weights
+from onnxfuse.graph.names import shown
 
 DOMAIN = "onnxfuse"
 NAMESPACE = "onnxfuse"
@@ -63,7 +65,7 @@ def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The model without its external data. BadInput where it is no ONNX model."""
+    """The model without its external data. BadInput where it is no ONNX model, or its data are missing or outside its folder."""
     try:
         model = onnx.load(str(path), load_external_data=False)
     except FileNotFoundError:
@@ -74,7 +76,16 @@ def read(path: Path) -> onnx.ModelProto:
         raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file") from None
     if not model.HasField("graph") or not model.ir_version:
         raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file")
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            weights.check(tensor, path.parent, f"{path}: tensor {shown(tensor.name)}")
     return model
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in _all_graphs(model):
+        yield from graph.initializer
+        yield from (attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t"))
 
 
 def _inline(model: onnx.ModelProto, op_types: Sequence[str]) -> onnx.ModelProto:

@@ -128,9 +128,15 @@ BAD_MODELS = {
 }
 
 
+# Faults of the graph, which build-engine leaves to TensorRT's parser: it knows operators that onnx does not.
+PARSED_BY_TENSORRT = ("unknown operator", "opset of the future", "input of nobody")
+
+
 @pytest.mark.parametrize("bad", BAD_MODELS)
 @pytest.mark.parametrize("command", READERS)
 def test_bad_model(refuses, tmp_path: Path, command: str, bad: str):
+    if command == "build-engine" and bad in PARSED_BY_TENSORRT and not importlib.util.find_spec("tensorrt"):
+        pytest.skip("TensorRT, whose parser reads the graph, is not installed here")
     onnx.save(transformer_tail(), tmp_path / "good.onnx")
     make, words = BAD_MODELS[bad]
     path = make(tmp_path)

@@ -131,10 +131,23 @@ def test_nodes_in_subgraphs_are_prepared_too(tmp_path: Path) -> None:
 def test_external_data_stay_where_they_are(tmp_path: Path) -> None:
     path = tmp_path / "ext.onnx"
     onnx.save_model(models.block(), str(path), save_as_external_data=True, location="ext.bin", size_threshold=0)
-    (tmp_path / "ext.bin").unlink()  # so that reading them would fail
     model = prepared(path, ALL)
     references = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
     assert references == {"ext.bin"}
+    assert not any(t.raw_data for t in model.graph.initializer)
+
+
+def test_external_data_that_are_missing_or_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model" / "ext.onnx"
+    path.parent.mkdir()
+    onnx.save_model(models.block(), str(path), save_as_external_data=True, location="ext.bin", size_threshold=0)
+    data = path.with_name("ext.bin")
+    data.rename(tmp_path / "ext.bin")
+    with pytest.raises(BadInput, match=r"ext\.bin"):
+        prepare.read(path)
+    data.symlink_to(tmp_path / "ext.bin")
+    with pytest.raises(BadInput, match=r"ext\.bin"):
+        prepare.read(path)
 
 
 def test_a_node_with_neither_plugin_nor_function_is_named(tmp_path: Path) -> None:
