@@ -17,7 +17,7 @@ from onnxfuse import __version__
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
-from onnxfuse.graph import clean, functions, read, write
+from onnxfuse.graph import clean, functions, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
 from onnxfuse.plan import planfile, policy, verdicts
@@ -132,6 +132,7 @@ def optimize(
     loaded: Model = clock.step("load", "loading", lambda: read.load(model))
     before = _count(loaded)
     cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
+    clock.step("shapes", "proving shapes equal", lambda: shapes.refine(loaded))
     decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
     notes = () if plan is None else _stray(plan, rules, decisions)
     converted = checked = None
@@ -207,6 +208,7 @@ def why_not(model: Path, name: str) -> list[Answer] | None:
     """What every fusion of the registry says of the node or tensor called `name`, the closest first; None where there is none."""
     loaded = read.load(model)
     clean.clean(loaded)
+    shapes.refine(loaded)
     followed = {label(node) for graph in loaded.graphs() for node in graph.nodes if name in (node.name, *(t.name for t in node.outputs))}
     if not followed:
         return None
