@@ -107,9 +107,9 @@ def settle(match: Match, x: gs.Tensor) -> gs.Tensor:
 
 def numpy_type(value: gs.Tensor) -> np.dtype[Any]:
     """The numpy type of a float tensor; ml_dtypes has the one that numpy lacks."""
-    if element_type(value) == onnx.TensorProto.BFLOAT16:
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type(value)).str)
+    bfloat16 = element_type(value) == onnx.TensorProto.BFLOAT16
+    known: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16) if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(element_type(value))
+    return known
 
 
 def parameter(value: gs.Tensor | None, sizes: Sequence[int], filler: float, like: gs.Tensor, new: Builder) -> gs.Tensor:
