@@ -182,11 +182,11 @@ def _check_tensors(proto: ModelProto, folder: Path | None, data: Mapping[int, Sp
     """Checks every tensor of the file; True if any keeps its data in another file."""
     external = False
     for i, tensor in enumerate(proto.graph.initializer):
-        weights.check(tensor, folder, f"initializer {shown(tensor.name)}", data.get(i))
+        weights.check(tensor, folder, "initializer ", data.get(i))
         external |= tensor.data_location == TensorProto.EXTERNAL
     nodes = (proto.graph.node, *(function.node for function in proto.functions))
     for tensor in itertools.chain.from_iterable(map(_node_tensors, nodes)):
-        weights.check(tensor, folder, f"tensor {shown(tensor.name)}" if tensor.name else "tensor of an attribute")
+        weights.check(tensor, folder, "tensor " if tensor.name else "tensor of an attribute")
         external |= tensor.data_location == TensorProto.EXTERNAL
     return external
 

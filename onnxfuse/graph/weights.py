@@ -157,28 +157,38 @@ def location(tensor: TensorProto) -> Place:
 
 
 def check(tensor: TensorProto, folder: Path | None, what: str, raw: Span | None = None) -> None:
-    """Raises BadInput unless type, dims and data of `tensor` fit together and its data is inside `folder`."""
+    """Raises BadInput, beginning with `what`, unless type, dims and data of `tensor` fit together and its data is inside `folder`.
+
+    A space at the end of `what` stands for the tensor's name.
+    """
+    try:
+        _inspect(tensor, folder, raw)
+    except BadInput as error:
+        raise BadInput(f"{what}{shown(tensor.name) if what.endswith(' ') else ''}: {error}") from None
+
+
+def _inspect(tensor: TensorProto, folder: Path | None, raw: Span | None) -> None:
     if tensor.data_type not in NUMPY:
-        raise BadInput(f"{what}: unknown element type {tensor.data_type}; the file is damaged or of a newer ONNX")
+        raise BadInput(f"unknown element type {tensor.data_type}; the file is damaged or of a newer ONNX")
     dims = list(tensor.dims)
     if any(d < 0 for d in dims) or math.prod(dims) > _MOST_BYTES:
-        raise BadInput(f"{what}: impossible shape {shown(dims)}; the file is damaged")
+        raise BadInput(f"impossible shape {shown(dims)}; the file is damaged")
     if tensor.HasField("segment"):
-        raise BadInput(f"{what}: stored in segments, which no runtime reads; save the model again")
+        raise BadInput("stored in segments, which no runtime reads; save the model again")
     size = byte_size(dims, tensor.data_type)
     if tensor.data_location == TensorProto.EXTERNAL:
-        _check_external(tensor, folder, what, size)
+        _check_external(tensor, folder, size)
     elif raw is not None or tensor.HasField("raw_data"):
         have = raw.length if raw is not None else len(tensor.raw_data)
         if tensor.data_type == TensorProto.STRING:
-            raise BadInput(f"{what}: strings stored as raw data; the file is damaged")
+            raise BadInput("strings stored as raw data; the file is damaged")
         if have != size:
-            raise BadInput(f"{what}: holds {have} bytes where its shape {shown(dims)} needs {size}; the file is damaged")
+            raise BadInput(f"holds {have} bytes where its shape {shown(dims)} needs {size}; the file is damaged")
     else:
-        _check_typed(tensor, what, math.prod(dims), size)
+        _check_typed(tensor, math.prod(dims), size)
 
 
-def _check_typed(tensor: TensorProto, what: str, count: int, size: int) -> None:
+def _check_typed(tensor: TensorProto, count: int, size: int) -> None:
     have = len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
     if tensor.data_type in _BITS:
         need = size
@@ -187,44 +197,44 @@ def _check_typed(tensor: TensorProto, what: str, count: int, size: int) -> None:
     else:
         need = count
     if have != need:
-        raise BadInput(f"{what}: holds {have} values where its shape needs {need}; the file is damaged")
+        raise BadInput(f"holds {have} values where its shape needs {need}; the file is damaged")
 
 
-def _check_external(tensor: TensorProto, folder: Path | None, what: str, size: int) -> None:
+def _check_external(tensor: TensorProto, folder: Path | None, size: int) -> None:
     try:
         place = location(tensor)
     except ValueError:
-        raise BadInput(f"{what}: offset or length of its external data is no number; the file is damaged") from None
+        raise BadInput("offset or length of its external data is no number; the file is damaged") from None
     if tensor.data_type == TensorProto.STRING:
-        raise BadInput(f"{what}: strings cannot lie in external data; the file is damaged")
-    file = data_file(place.file, folder, what)
+        raise BadInput("strings cannot lie in external data; the file is damaged")
+    file = data_file(place.file, folder)
     if place.offset < 0 or (place.length is not None and place.length != size):
-        raise BadInput(f"{what}: external data of {place.length} bytes at {place.offset}, its shape needs {size}; the file is damaged")
+        raise BadInput(f"external data of {place.length} bytes at {place.offset}, its shape needs {size}; the file is damaged")
     have = file.stat().st_size
     if place.offset + size > have:
-        raise BadInput(f"{what}: external data ends at byte {place.offset + size}, {shown(file)} has {have}; fetch the whole file")
+        raise BadInput(f"external data ends at byte {place.offset + size}, {shown(file)} has {have}; fetch the whole file")
 
 
-def data_file(name: str, folder: Path | None, what: str) -> Path:
+def data_file(name: str, folder: Path | None) -> Path:
     """The external data file `name`. BadInput unless it is an ordinary file inside the model's folder."""
     if folder is None:
-        raise BadInput(f"{what}: external data of a model that came from no file; give a path")
+        raise BadInput("external data of a model that came from no file; give a path")
     if not name or "\0" in name:
-        raise BadInput(f"{what}: external data without a file name; the file is damaged")
+        raise BadInput("external data without a file name; the file is damaged")
     parts = name.replace("\\", "/").split("/")
     if os.path.isabs(name) or ".." in parts:
-        raise BadInput(f"{what}: external data {shown(name)} lies outside the model's folder; move it beside the model")
+        raise BadInput(f"external data {shown(name)} lies outside the model's folder; move it beside the model")
     file = folder / name
     try:
         real, base = os.path.realpath(file), os.path.realpath(folder)
         if os.path.commonpath([real, base]) != base:
-            raise BadInput(f"{what}: external data {shown(name)} leads outside the model's folder; copy it beside the model")
+            raise BadInput(f"external data {shown(name)} leads outside the model's folder; copy it beside the model")
         mode = os.stat(real).st_mode
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise BadInput(f"{what}: external data file {shown(file)}: {reason}; fetch it, or save the model with its data again") from None
+        raise BadInput(f"external data file {shown(file)}: {reason}; fetch it, or save the model with its data again") from None
     if not stat.S_ISREG(mode):
-        raise BadInput(f"{what}: external data {shown(name)} is not an ordinary file; copy it beside the model")
+        raise BadInput(f"external data {shown(name)} is not an ordinary file; copy it beside the model")
     return file
 
 
