@@ -46,7 +46,8 @@ def refuse_operands(match: Match, x: gs.Tensor) -> Refusal | None:
         for value in node.inputs:
             if query.is_constant(value) and (query.rank(value) or 0) > rank:
                 return Refusal(f"constant '{value.name}' has more axes than '{x.name}', and so has the result", query.shape(value))
-    if element_type(match.output) != given:
+    result = element_type(match.output)
+    if result != given and (result or any(node.op == "Cast" for node in match.nodes)):
         return Refusal(f"'{match.output.name}' is of another type than '{x.name}'")
     return None
 
@@ -99,7 +100,9 @@ def row_parameter(value: gs.Tensor, sizes: Sequence[int], role: str, x: gs.Tenso
 
 
 def settle(match: Match, x: gs.Tensor) -> gs.Tensor:
-    """The result of a site, with the shape of `x` where inference found none: refuse_operands and row_parameter leave no other."""
+    """The result of a site, with type and shape of `x` where inference found none: refuse_operands and row_parameter leave no other."""
+    if match.output.dtype is None:
+        match.output.dtype = x.dtype
     if match.output.shape is None and x.shape is not None:
         match.output.shape = list(x.shape)
     return match.output

@@ -252,7 +252,7 @@ def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: in
     net, pick = planter.net, planter.pick
     assert isinstance(net, Constants)
     inner = Constants(net.opset, prefix=f"b{len(net.nodes)}_", pick=pick, ir=net.ir, outer=net)
-    kind = pick("If", "Loop", "Scan") if len(shape) > 1 else pick("If", "Loop")
+    kind = pick("If", "Loop", "Scan") if len(shape) > 2 else pick("If", "Loop")
     own = inner.name("v") if kind != "If" else x
     captured = skip if kind != "Scan" else own
     last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured))

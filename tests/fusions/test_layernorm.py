@@ -9,6 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxfuse.fusions.base import Index, apply, find
+from onnxfuse.fusions.layernorm import FUSION
 from tests.fusions import helpers
 from tests.fusions.helpers import NEWEST, OPSETS, Net, check, fuse, layer_norm, names, ops, proved, random, run, same, undo, value
 from tests.fusions.strategies import WIDTH, Planter, every
@@ -377,3 +379,15 @@ def test_an_overridable_initializer_is_no_constant() -> None:
     _, sites, misses = check(original, {"x": X, "eps": np.array(0.5, np.float32)})
     assert sites == []
     assert any("'epsilon' is computed at run time" in miss.reason for miss in misses), misses
+
+
+def test_where_inference_gave_up() -> None:
+    """What is known of the graph's inputs is enough."""
+    loaded = helpers.load(model(13))
+    for node in loaded.graph.nodes:
+        for tensor in node.outputs:
+            tensor.dtype = tensor.shape = None
+    matches, _ = find(FUSION, loaded, Index.of(loaded))
+    assert len(matches) == 1
+    apply(FUSION, matches, loaded)
+    assert (loaded.graph.outputs[0].dtype, loaded.graph.outputs[0].shape) == (np.float32, [2, 3, WIDTH])
