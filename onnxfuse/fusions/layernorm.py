@@ -23,9 +23,9 @@ NATIVE = 17
 
 def _pattern(scale: bool, bias: bool) -> Pattern:
     """With scale and bias, with scale alone, or with neither."""
-    x = tensor("x")
+    # Half-precision models may widen the input, or what is squared; old exporters compute the deviation twice.
+    x = maybe("Cast", tensor("x"))
     mean = op("ReduceMean", x, rest=True, out="mean")
-    # Old exporters compute x - mean twice, and half-precision ones widen it before the square.
     deviation = either(op("Sub", x, mean, out="centered"), op("Sub", x, mean))
     wide = maybe("Cast", deviation)
     square = either(op("Pow", wide, const("two", 2.0)), op("Mul", wide, wide))
@@ -33,7 +33,7 @@ def _pattern(scale: bool, bias: bool) -> Pattern:
     shifted = op("Add", variance, const("epsilon"))
     root = either(op("Sqrt", shifted), op("Pow", shifted, const("half", 0.5)))
     inverse = either(op("Reciprocal", root), op("Div", const("one", 1.0), root), op("Pow", shifted, const("minus_half", -0.5)))
-    plain = either(op("Div", deviation, maybe("Cast", root)), op("Mul", deviation, maybe("Cast", inverse)))
+    plain = maybe("Cast", either(op("Div", wide, maybe("Cast", root)), op("Mul", wide, maybe("Cast", inverse))))
     if not scale:
         return plain
     factor = op("Mul", inverse, tensor("scale"))

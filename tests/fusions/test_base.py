@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -9,7 +11,7 @@ import pytest
 
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Builder, Fusion, Index, Match, Refusal, apply, find
-from onnxfuse.fusions.pattern import op, tensor
+from onnxfuse.fusions.pattern import Matcher, op, tensor
 from onnxfuse.graph import write
 from onnxfuse.graph.model import Model
 from tests.fusions.helpers import Net, check_names, load, ops, random, run, same, value
@@ -152,3 +154,51 @@ def test_a_fusion_that_says_nothing() -> None:
         Fusion.check(NegNeg(), None, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="rewrites nothing"):
         Fusion.rewrite(NegNeg(), None, None)  # type: ignore[arg-type]
+
+
+def transformer(layers: int) -> onnx.ModelProto:
+    """Attention, LayerNorm and GELU in primitives; all layers read the same constants."""
+    net = Net(13)
+    two, epsilon, root, half, one = (net.const(number) for number in (2, 1e-5, 2**0.5, 0.5, 1))
+    weight, row = net.const(np.eye(8)), net.const(np.ones(8))
+
+    def norm(x: str) -> str:
+        centered = net.op("Sub", x, net.mean(x))
+        scaled = net.op("Div", centered, net.op("Sqrt", net.op("Add", net.mean(net.op("Pow", centered, two)), epsilon)))
+        return net.op("Add", net.op("Mul", scaled, row), row)
+
+    x = "x"
+    for _ in range(layers):
+        scores = net.op("Softmax", net.op("MatMul", x, net.op("Transpose", x, perm=[0, 2, 1])), axis=-1)
+        x = norm(net.op("Add", x, net.op("MatMul", net.op("MatMul", scores, x), weight)))
+        h = net.op("Add", net.op("MatMul", x, weight), row)
+        gelu = net.op("Mul", net.op("Mul", h, net.op("Add", net.op("Erf", net.op("Div", h, root)), one)), half)
+        x = norm(net.op("Add", x, net.op("MatMul", gelu, weight)))
+    return net.model([value("x", [2, 3, 8])], [x])
+
+
+def test_work_grows_with_the_nodes_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: questions that the matcher asks for each node."""
+    asked = 0
+    ask = Matcher._tensor
+
+    def counting(self: Matcher, *arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(Matcher, "_tensor", counting)
+    per_node = []
+    for layers in (4, 40):
+        loaded = load(transformer(layers))
+        count, asked = len(loaded.graph.nodes), 0
+        sites = []
+        for fusion in REGISTRY:
+            matches, _ = find(fusion, loaded, Index.of(loaded))
+            sites += [fusion.name] * len(matches)
+            apply(fusion, matches, loaded)
+        assert sites.count("skip_layernorm") == 2 * layers
+        assert sites.count("bias_gelu") == layers
+        per_node.append(asked / count)
+    assert per_node[1] < 1.1 * per_node[0]
+    assert per_node[1] < 60

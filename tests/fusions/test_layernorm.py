@@ -157,6 +157,37 @@ def test_half_precision(opset: int, cast: bool) -> None:
     np.testing.assert_allclose(run(fused, {"x": x})[0].astype(np.float64), want, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.parametrize("where", ["input", "deviation"])
+@pytest.mark.parametrize("scaled", ["half", "float"])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_half_precision_that_is_widened(opset: int, scaled: str, where: str) -> None:
+    """Cast up, normalise, cast down, and scale before or behind that."""
+    x = random(2, 3, WIDTH, dtype=np.float16)
+    net = Net(opset)
+    given = net.op("Cast", "x", to=1) if where == "input" else "x"
+    centered = net.op("Sub", given, net.mean(given))
+    centered = centered if where == "input" else net.op("Cast", centered, to=1)
+    root = net.op("Sqrt", net.op("Add", net.mean(net.op("Mul", centered, centered)), net.const(1e-5)))
+    norm = net.op("Div", centered, root)
+    kind = np.float16 if scaled == "half" else np.float32
+    norm = net.op("Cast", norm, to=10) if scaled == "half" else norm
+    last = net.op("Add", net.op("Mul", norm, net.const(np.linspace(0.5, 2, WIDTH), kind)), net.const(np.linspace(-1, 1, WIDTH), kind))
+    net.op("Cast", last, to=10, out="y")
+    original = net.model([value("x", [2, 3, WIDTH], TensorProto.FLOAT16)], ["y"])
+    fused, sites, _ = check(original, {"x": x}, rtol=2e-2, atol=2e-2)
+    if scaled == "float" and where == "deviation":
+        assert "LayerNormalization" not in {op.removeprefix("onnxfuse::") for op in ops(fused)}  # scaled in a wider type than the input's
+    else:
+        assert len(sites) == 1
+        assert NODE[opset >= 17] in ops(fused)
+    np.testing.assert_allclose(
+        run(fused, {"x": x})[0].astype(np.float64),
+        layer_norm(x, np.linspace(0.5, 2, WIDTH), np.linspace(-1, 1, WIDTH)),
+        rtol=5e-3,
+        atol=5e-3,
+    )
+
+
 def test_half_precision_does_not_overflow() -> None:
     x = (1000 * X).astype(np.float16)
     original = model(13, elem=TensorProto.FLOAT16, dtype=np.float16)
