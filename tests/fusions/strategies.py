@@ -247,6 +247,10 @@ def step(planter: Planter, x: str, skip: str) -> str:
     return getattr(planter, name)(x, **({"epsilon": pick(1e-3, 0.1)} if name in ("layernorm", "rmsnorm") else {}))
 
 
+def inner_tensors(net: Net) -> list[str]:
+    return [name for node in net.nodes if node.op_type != "Constant" for name in node.output]
+
+
 def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: int) -> str:
     """A step in the body of an If, a Loop or a Scan, on tensors that the body captures or is given."""
     net, pick = planter.net, planter.pick
@@ -258,7 +262,8 @@ def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: in
     last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured))
     if kind == "If":
         minus = inner.name(f"{inner.prefix}minus")
-        other = helper.make_graph([helper.make_node("Neg", [x], [minus])], "else", [], [onnx.ValueInfoProto(name=minus)])
+        captured = pick(x, *inner_tensors(net))
+        other = helper.make_graph([helper.make_node("Sub", [x, captured], [minus])], "else", [], [onnx.ValueInfoProto(name=minus)])
         then = helper.make_graph(inner.nodes, "then", [], [onnx.ValueInfoProto(name=last)], inner.constants)
         return net.op("If", "flag", then_branch=then, else_branch=other)
     given, result = value(own, shape if kind == "Loop" else shape[1:], elem), value(last, None, elem)
@@ -284,7 +289,7 @@ def example(pick: Pick, seed: int) -> Example:
     for _ in range(pick(1, 2, 3)):
         x, skip = pick(made[-1], made[0]), pick(*made)
         made.append(nested(planter, x, skip, shape, elem) if bodies and pick(False, False, True) else step(planter, x, skip))
-    inner = [name for node in net.nodes if node.op_type != "Constant" for name in node.output if name not in made]
+    inner = [name for name in inner_tensors(net) if name not in made]
     read = sorted({pick(*inner) for _ in range(pick(0, 0, 1, 2))}) if inner else []
     outputs = [made[-1], *(name if pick(True, False) else net.op("Abs", name) for name in read)]
     dims: tuple[Any, ...] = tuple(pick(size, f"d{i}") if i < len(shape) - 1 else size for i, size in enumerate(shape))
