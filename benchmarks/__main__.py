@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the suite on the machine at hand.")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="which models (default: all that are here)")
     parser.add_argument("--precision", nargs="+", default=["fp16"], choices=["keep", "fp32", "fp16", "bf16"])
-    parser.add_argument("--policy", nargs="+", default=["proven"], choices=["all", "proven", "measure"])
+    parser.add_argument("--policy", nargs="+", type=_policy, default=["proven"], help="all, proven, none, or only:FUSION (default: proven)")
     parser.add_argument("--samples", type=int, default=200, help="samples of each engine (default: 200, the least that counts)")
     parser.add_argument("--others", nargs="*", default=list(OTHERS), choices=OTHERS, help="what else to time (default: both)")
     parser.add_argument("--budget", type=float, default=0, metavar="MINUTES", help="start no row after so many minutes")
@@ -57,6 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--commit", default=None, help="the commit measured, where git cannot say it")
     parser.add_argument("--list", action="store_true", help="list the suite, measure nothing")
     return parser
+
+
+def _policy(text: str) -> str:
+    from onnxfuse.fusions import NAMES
+
+    if text not in ("all", "proven", "none") and text not in {f"only:{name}" for name in NAMES}:
+        raise argparse.ArgumentTypeError(f"{text}: give all, proven, none, or only:FUSION with one of {', '.join(NAMES)}")
+    return text
 
 
 def _run(arguments: argparse.Namespace, command: str) -> int:
@@ -86,7 +94,7 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
 
 def line(row: results.Row) -> str:
     """A row in one line for the terminal."""
-    head = f"{row['name']:24} {row['precision']:5} {row['policy']:8}"
+    head = f"{row['name']:24} {row['precision']:5} {row['policy']:20}"
     if "failed" in row:
         return f"{head} failed: {row['failed']}"
     ratio = row["ratio"]
@@ -128,7 +136,7 @@ def _candidates(entries: Sequence[Entry], arguments: argparse.Namespace, machine
             precision=precision,
             policy=policy,
             samples=arguments.samples,
-            work=str((arguments.work / f"{entry.name}-{precision}-{policy}").resolve()),
+            work=str((arguments.work / f"{entry.name}-{precision}-{policy.replace(':', '-')}").resolve()),
             timing_cache=str(cache.resolve()),
             others=tuple(o for o in arguments.others if _applies(o, entry, precision)),
         )

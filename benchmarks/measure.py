@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from onnxfuse.bench import stats, timing
 from onnxfuse.engine import build
 from onnxfuse.engine.run import Array, Engine, cast_feeds
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.plan.sites import Site
 
 COSINE = 0.9999
 """Least cosine between the fused engine's outputs and onnxruntime's in float32."""
@@ -97,7 +98,8 @@ def measure(candidate: Candidate) -> results.Row:
         "ratio": ratio.to_dict(),
         "verdict": stats.verdict(ratio),
         "others_ms": others,
-        "sites": sites,
+        "sites": dict(sorted(Counter(site.fusion for site in sites).items())),
+        "site_shapes": _shapes_of(sites),
         "agrees": agrees,
         "max_abs": _number(errors["fused"]["max_abs"]),
         "cosine": errors["fused"]["cosine"],
@@ -225,21 +227,34 @@ def why(status: int | None, said: str, timeout: float) -> str:
     return last.removeprefix("error: ")
 
 
-def _optimized(candidate: Candidate, out: Path, policy: str, feeds: Mapping[str, Array]) -> tuple[Path, dict[str, int]]:
-    """The rewritten model, and how many sites of each fusion are in it. The engine's outputs are checked, not the model's."""
+def _optimized(candidate: Candidate, out: Path, policy: str, feeds: Mapping[str, Array]) -> tuple[Path, list[Site]]:
+    """The rewritten model, and its fused sites. The engine's outputs are checked, not the model's.
+
+    Policy only:FUSION is that fusion, and what it is built on, at every legal site.
+    """
     from onnxfuse import gpus, pipeline
+
+    only = (policy.removeprefix("only:"),) if policy.startswith("only:") else ()
 
     result = pipeline.optimize(
         Path(candidate.model),
         out,
-        policy=policy,
+        policy="all" if only else policy,
+        only=only,
         precision=candidate.precision,
         gpu=gpus.resolve("auto"),
         feeds=[dict(feeds)],
         check=False,
     )
-    counts = Counter(decision.site.fusion for decision in result.decisions if decision.fused)
-    return out, dict(sorted(counts.items()))
+    return out, [decision.site for decision in result.decisions if decision.fused]
+
+
+def _shapes_of(sites: Sequence[Site]) -> dict[str, list[str]]:
+    """The shapes of each fusion's sites, as the model declares them."""
+    shapes: dict[str, set[str]] = {}
+    for site in sites:
+        shapes.setdefault(site.fusion, set()).add(site.shape)
+    return {fusion: sorted(found) for fusion, found in sorted(shapes.items())}
 
 
 def _fixed_shapes(model: Path, feeds: Mapping[str, Array]) -> list[str]:

@@ -125,7 +125,7 @@ def optimize(
     sizes of symbolic dimensions. Raises BadInput for what is wrong with the arguments or the model, OnnxfuseError where the model
     takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
-    rules = _rules(policy, only, skip, plan, gpu)
+    rules = _rules(policy, only, skip, plan, gpu, precision)
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
@@ -183,7 +183,10 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
                 decisions.update((decision.site.key, decision) for decision in decided)
                 more = more or (kind == "folding" and any(decision.fused for decision in decided))
     functions.drop_unused(model)
-    return list(decisions.values()), list(itertools.chain.from_iterable(misses.values()))
+    # A place that one fusion took is no near miss of another.
+    taken = {node for decision in decisions.values() if decision.fused for node in decision.site.nodes}
+    left = [miss for miss in itertools.chain.from_iterable(misses.values()) if not taken.issuperset(miss.nodes)]
+    return list(decisions.values()), left
 
 
 def _rewrite_one(fusion: Fusion, model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
@@ -259,13 +262,14 @@ def _reference(
     return Reference(feeds, *run_feeds(child, model, feeds, progress))
 
 
-def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None) -> policy.Rules:
+def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None, precision: str) -> policy.Rules:
     return policy.Rules(
         policy=name,
         selection=policy.Selection(tuple(only), tuple(skip)),
         plan={} if plan is None else planfile.read(plan),
         verdicts=verdicts.shipped(),
         gpu=None if gpu is None else gpu.name,
+        dtype=verdicts.DTYPES.get(precision),
     )
 
 

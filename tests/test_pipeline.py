@@ -21,9 +21,9 @@ def constant(name: str, *shape: int, low: float = -1.0) -> onnx.TensorProto:
     return numpy_helper.from_array(RNG.uniform(low, 1.0, shape).astype(np.float32), name)
 
 
-def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list], outputs: dict[str, list], weights: list, opset: int = 17) -> Path:
+def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list], outputs: dict[str, list], weights: list) -> Path:
     values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()] for side in (inputs, outputs)]
-    model = helper.make_model(helper.make_graph(nodes, "g", *values, weights), opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    model = helper.make_model(helper.make_graph(nodes, "g", *values, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
     return path
 

@@ -169,7 +169,7 @@ def run_cancellable(work: Callable[[threading.Event], Result]) -> Result:
 
     On KeyboardInterrupt (or any exception in this thread) the event is set, `work` is waited for, and the exception goes on.
     """
-    cancel = threading.Event()
+    cancel, done = threading.Event(), threading.Event()
     outcome: list[Result] = []
     failure: list[BaseException] = []
 
@@ -178,15 +178,18 @@ def run_cancellable(work: Callable[[threading.Event], Result]) -> Result:
             outcome.append(work(cancel))
         except BaseException as error:
             failure.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=body, name="onnxfuse-build")
-    thread.start()
+    threading.Thread(target=body, name="onnxfuse-build").start()
+    # Not Thread.join: interrupted, it takes a running thread for an ended one (Python 3.10 to 3.12), and TensorRT would then call
+    # into an interpreter that is going down.
     try:
-        while thread.is_alive():
-            thread.join(0.1)
+        while not done.wait(0.1):
+            pass
     except BaseException:
         cancel.set()
-        thread.join()
+        done.wait()
         raise
     if failure:
         raise failure[0]

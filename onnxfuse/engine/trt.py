@@ -428,7 +428,9 @@ def _attach_cache(config: Any, order: Order) -> Any:
         return None
     mark = MESSAGES.mark()
     cache = config.create_timing_cache(order.cache)
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+    # TensorRT 10.6 makes an empty cache of what it cannot read, and says nothing.
+    unread = cache is not None and 2 * len(bytes(memoryview(cache.serialize()))) < len(order.cache)
+    if cache is None or unread or not config.set_timing_cache(cache, ignore_mismatch=False):
         reason = MESSAGES.reason(mark, "it belongs to another GPU or another TensorRT version")
         raise BadInput(f"the timing cache cannot be used here: {reason}; name a new file, and it will be made")
     return cache

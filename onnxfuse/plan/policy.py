@@ -42,13 +42,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides a site. gpu: the name of the target as TensorRT gives it ("NVIDIA H200"), where it is known."""
+    """All that decides a site. gpu: the target's name in `onnxfuse.gpus`, where it is known. dtype: what float32 will be converted to."""
 
     policy: str = "proven"
     selection: Selection = field(default_factory=Selection)
     plan: Plan = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
     gpu: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -75,14 +76,15 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
 
 
 def _proven(site: Site, rules: Rules) -> Decision:
-    found = records.nearest(rules.verdicts, site.fusion, site.shape, rules.gpu)
+    found = records.nearest(rules.verdicts, site.fusion, site.shape, rules.dtype or site.dtype, rules.gpu)
     if found is None:
-        return Decision(site, False, f"never measured at this width ({site.shape}): left to TensorRT's own fusion")
+        return Decision(site, False, "never measured at this width: left to TensorRT's own fusion")
     verdict, estimate = found
     figures = f"{verdict.ratio.median:.3f} times as fast [{verdict.ratio.low:.3f}, {verdict.ratio.high:.3f}]"
-    where = f"in {verdict.model} on {verdict.gpu}, TensorRT {verdict.tensorrt}"
-    said = f"{verdict.outcome}: {figures} {where}"
-    return Decision(site, verdict.outcome == "won", f"estimate, {said}" if estimate else said)
+    said = f"{verdict.outcome}: {figures} in {verdict.model}, {verdict.dtype}, on {verdict.gpu}, TensorRT {verdict.tensorrt}"
+    if estimate:
+        return Decision(site, verdict.ratio.low >= records.ESTIMATE_MARGIN, f"estimate, {said}")
+    return Decision(site, verdict.outcome == "won", said)
 
 
 def unused(plan: Plan, decisions: Sequence[Decision]) -> list[tuple[str, str]]:

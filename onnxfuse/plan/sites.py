@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxfuse.fusions.base import Match, label
-from onnxfuse.graph import query
+from onnxfuse.graph import query, shapes
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Site:
     """A legal place for a fusion.
 
     output: the tensor that the fused node computes; with the fusion's name it identifies the site.
-    nodes: the source nodes that the fusion replaces. shape: of `output`, as "Bx128x768", "?" where unknown.
+    nodes: the source nodes that the fusion replaces. shape: of `output`, as "Bx128x768"; "?" for what is unknown.
     """
 
     fusion: str
@@ -37,9 +37,14 @@ class Site:
             match.fusion.variant(match),
             match.output.name,
             tuple(label(node) for node in match.nodes),
-            "?" if dims is None else "x".join("?" if size is None else str(size) for size in dims),
+            "?" if dims is None else "x".join(_size(size) for size in dims),
             "?" if kind is None else str(kind),
         )
+
+
+def _size(size: int | str | None) -> str:
+    """A dimension as the model names it; names that inference made up say nothing to a reader."""
+    return "?" if size is None or str(size).startswith(shapes.MADE) else str(size)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+# The element type that each --precision leads to; "keep" and fp32 leave what the model has.
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+# A measurement of another GPU or precision is an estimate, and must have won by this much to be followed.
+ESTIMATE_MARGIN = 1.05
 # Rows of a tensor are classed by the next power of two: times change little within one class.
 UNKNOWN_ROWS = 0
 
@@ -25,7 +29,8 @@ class Interval:
 class Verdict:
     """One measurement of one fusion, everything else left to TensorRT.
 
-    model: what was measured. width: elements of the last axis; rows: the product of the other axes, rounded up to a power of two.
+    model: what was measured. gpu: its name in `onnxfuse.gpus`. width: elements of the last axis; rows: the product of the other
+    axes, rounded up to a power of two.
     automatic_ms, fused_ms: latencies of the whole engine; ratio: automatic over fused, so above 1 the fusion wins.
     """
 
@@ -69,18 +74,18 @@ def _verdict(entry: dict[str, object]) -> Verdict:
     return Verdict(**{**entry, **intervals})  # type: ignore[arg-type]
 
 
-def nearest(verdicts: Sequence[Verdict], fusion: str, shape: str, gpu: str | None) -> tuple[Verdict, bool] | None:
-    """The verdict that says most about a site, and whether it is an estimate (another GPU than `gpu`).
+def nearest(verdicts: Sequence[Verdict], fusion: str, shape: str, dtype: str, gpu: str | None) -> tuple[Verdict, bool] | None:
+    """The verdict that says most about a site, and whether it is an estimate: of another GPU or element type.
 
-    Only verdicts of the same width count; among them those of the same GPU, then the nearest number of rows.
+    Only verdicts of the same width count; among them those of the same GPU and type, then the nearest number of rows.
     """
     rows, width = shape_class(shape)
     candidates = [verdict for verdict in verdicts if verdict.fusion == fusion and verdict.width == width]
     if not candidates:
         return None
 
-    def distance(verdict: Verdict) -> tuple[bool, float]:
-        return verdict.gpu != gpu, abs(math.log2(max(verdict.rows, 1)) - math.log2(max(rows, 1)))
+    def distance(verdict: Verdict) -> tuple[bool, bool, float]:
+        return verdict.gpu != gpu, verdict.dtype != dtype, abs(math.log2(max(verdict.rows, 1)) - math.log2(max(rows, 1)))
 
     best = min(candidates, key=distance)
-    return best, best.gpu != gpu
+    return best, best.gpu != gpu or best.dtype != dtype

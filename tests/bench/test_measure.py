@@ -17,6 +17,7 @@ from benchmarks import measure, results, table
 from benchmarks.suite import Candidate
 from onnxfuse.bench.timing import Clocks, Timings
 from onnxfuse.engine.trt import EngineFault, TensorSpec
+from onnxfuse.plan.sites import Site
 from tests.bench.test_benchmarks import MACHINE
 from tests.engine import models
 from tests.engine.test_manifest import example
@@ -58,9 +59,9 @@ def candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Candidate:
     model = models.saved(models.block(), tmp_path)
     np.savez(tmp_path / "feeds.npz", **models.feeds())
 
-    def optimized(candidate: Candidate, out: Path, policy: str, feeds: object) -> tuple[Path, dict[str, int]]:
+    def optimized(candidate: Candidate, out: Path, policy: str, feeds: object) -> tuple[Path, list[Site]]:
         shutil.copy(candidate.model, out)
-        return out, {} if policy == "none" else {"bias_gelu": 1}
+        return out, [] if policy == "none" else [Site("bias_gelu", "erf", "y", ("add", "gelu"), "?x5x64", "float32")]
 
     def build(model: Path, out: Path, **options: Any) -> Any:
         assert options["shapes"] == ["x:3x5x64"]
@@ -86,6 +87,7 @@ def test_a_row_has_the_fields_of_the_results_file(candidate: Candidate, monkeypa
     assert row["verdict"] == "faster"
     assert set(row["others_ms"]) == {"trt_fp16_flag"}
     assert row["sites"] == {"bias_gelu": 1}
+    assert row["site_shapes"] == {"bias_gelu": ["?x5x64"]}
     assert row["agrees"]
     assert row["max_abs"] == pytest.approx(1e-4, rel=0.1)
     assert row["automatic_max_abs"] == pytest.approx(1e-4, rel=0.1)

@@ -14,10 +14,10 @@ FUSIONS = {fusion.name: fusion for fusion in REGISTRY}
 
 
 def site(fusion: str, shape: str = "1x128x768") -> Site:
-    return Site(fusion, None, "y", ("a", "b"), shape, "float32")
+    return Site(fusion, None, "y", ("a", "b"), shape, "float16")
 
 
-def verdict(low: float, high: float, gpu: str = "NVIDIA H200", rows: int = 128, width: int = 768) -> Verdict:
+def verdict(low: float, high: float, gpu: str = "h200", rows: int = 128, width: int = 768) -> Verdict:
     median = Interval(1.0, 1.0, 1.0)
     return Verdict(
         "skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6", median, median, Interval((low + high) / 2, low, high)
@@ -44,24 +44,26 @@ def test_policies_decide_by_kind(policy: str, expected: dict[str, bool]) -> None
     ("low", "high", "fused", "word"), [(1.02, 1.1, True, "won"), (0.9, 0.98, False, "lost"), (0.99, 1.05, False, "draw")]
 )
 def test_proven_follows_the_interval(low: float, high: float, fused: bool, word: str) -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], gpu="NVIDIA H200"))
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], gpu="h200"))
     assert found.fused is fused
     assert found.reason.startswith(word)
 
 
 def test_a_verdict_of_another_gpu_is_called_an_estimate() -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], gpu="NVIDIA L4"))
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], gpu="l4"))
     assert found.reason.startswith("estimate, won")
-    assert "NVIDIA H200" in found.reason
+    assert not found.fused  # by less than what an estimate must have won by
+    assert decision("skip_layernorm", Rules(verdicts=[verdict(1.06, 1.1)], gpu="l4")).fused
+    assert "h200" in found.reason
 
 
 def test_the_same_gpu_beats_a_nearer_number_of_rows() -> None:
-    rules = Rules(verdicts=[verdict(1.02, 1.1, gpu="NVIDIA L4", rows=128), verdict(0.9, 0.95, rows=4096)], gpu="NVIDIA H200")
+    rules = Rules(verdicts=[verdict(1.02, 1.1, gpu="l4", rows=128), verdict(0.9, 0.95, rows=4096)], gpu="h200")
     assert decision("skip_layernorm", rules).fused is False
 
 
 def test_another_width_says_nothing() -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1, width=1024)], gpu="NVIDIA H200"))
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1, width=1024)], gpu="h200"))
     assert not found.fused
     assert "never measured" in found.reason
 
@@ -95,3 +97,8 @@ def test_unknown_names_are_refused() -> None:
 def test_unused_entries_of_a_plan_are_named() -> None:
     plan = {("gelu", "y"): (True, ""), ("gelu", "z"): (True, "")}
     assert unused(plan, [decision("gelu", Rules(plan=plan))]) == [("gelu", "z")]
+
+
+def test_a_verdict_of_another_precision_is_an_estimate() -> None:
+    rules = Rules(verdicts=[verdict(1.02, 1.1)], gpu="h200", dtype="bfloat16")
+    assert decision("skip_layernorm", rules).reason.startswith("estimate, won")

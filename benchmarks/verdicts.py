@@ -1,0 +1,63 @@
+"""The verdicts that ship with the package, made from rows of policy only:FUSION.
+
+python -m benchmarks.verdicts            print them
+python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import results
+from benchmarks.suite import ROOT
+from onnxfuse import gpus
+from onnxfuse.graph.files import atomic
+from onnxfuse.plan.verdicts import DTYPES, Interval, Verdict, shape_class
+
+FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
+
+
+def verdicts(data: results.Results) -> Iterator[Verdict]:
+    """One for each class of shapes of each row that measured one fusion alone, agreed, and carries no mark."""
+    for row in data["rows"]:
+        fusion = row["policy"].removeprefix("only:")
+        if fusion == row["policy"] or "failed" in row or row["marks"] or not row["agrees"]:
+            continue
+        for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
+            yield Verdict(
+                fusion=fusion,
+                model=row["name"],
+                rows=rows,
+                width=width,
+                dtype=DTYPES.get(row["precision"], "float32"),
+                gpu=gpus.resolve(data["machine"]["gpu"]).name,
+                driver=row["measured"]["driver"],
+                tensorrt=data["machine"]["tensorrt"],
+                automatic_ms=Interval(**row["automatic_ms"]),
+                fused_ms=Interval(**row["fused_ms"]),
+                ratio=Interval(**row["ratio"]),
+            )
+
+
+def text(folder: Path = results.FOLDER) -> str:
+    """The content of the verdicts file, from every results file of `folder`."""
+    found = [verdict for path in sorted(folder.glob("*-trt*.json")) for verdict in verdicts(results.load(path))]
+    found.sort(key=lambda verdict: (verdict.fusion, verdict.gpu, verdict.tensorrt, verdict.model, verdict.rows, verdict.width))
+    return json.dumps({"schema": 1, "verdicts": [asdict(verdict) for verdict in found]}, indent=1) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    if list(argv) == ["--write"]:
+        with atomic(FILE) as part:
+            part.write_text(text(), encoding="utf-8")
+        return 0
+    print(text(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""Verdicts are made from rows that measured one fusion alone, and from no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import verdicts
+from onnxfuse.plan.verdicts import Interval
+
+
+def row(policy: str, **changes: Any) -> dict[str, Any]:
+    interval = {"median": 1.1, "low": 1.05, "high": 1.2}
+    return {
+        "name": "bert", "precision": "fp16", "policy": policy, "automatic_ms": interval, "fused_ms": interval, "ratio": interval,
+        "site_shapes": {"skip_layernorm": ["1x128x768", "1x100x768", "1x1x768"], "gelu": ["1x128x3072"]}, "agrees": True, "marks": [],
+        "measured": {"driver": "580.1"},
+    } | changes  # fmt: skip
+
+
+def results(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": 1, "machine": {"gpu": "NVIDIA H200", "tensorrt": "10.6.0"}, "rows": list(rows)}
+
+
+def test_one_verdict_for_each_class_of_shapes() -> None:
+    found = list(verdicts.verdicts(results(row("only:skip_layernorm"))))
+    assert [(v.fusion, v.rows, v.width, v.dtype, v.gpu, v.driver) for v in found] == [
+        ("skip_layernorm", 1, 768, "float16", "h200", "580.1"),
+        ("skip_layernorm", 128, 768, "float16", "h200", "580.1"),
+    ]
+    assert found[0].ratio == Interval(1.1, 1.05, 1.2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        row("all"),
+        row("only:skip_layernorm", marks=["clock moved"]),
+        row("only:skip_layernorm", agrees=False),
+        row("only:skip_layernorm", failed="no"),
+    ],
+)
+def test_rows_that_prove_nothing_give_none(other: dict[str, Any]) -> None:
+    assert not list(verdicts.verdicts(results(other)))
+
+
+def test_what_ships_is_what_was_measured() -> None:
+    assert json.loads(verdicts.FILE.read_text()) == json.loads(verdicts.text())
+
+
+def test_no_results_no_verdicts(tmp_path: Path) -> None:
+    assert json.loads(verdicts.text(tmp_path)) == {"schema": 1, "verdicts": []}
