@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks import results
 from benchmarks.suite import ROOT, Candidate
 from onnxfuse.bench import stats, timing
-from onnxfuse.engine import build
+from onnxfuse.engine import build, manifest
+from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.run import Array, Engine, cast_feeds
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.plan.sites import Site
@@ -51,12 +52,16 @@ def measure(candidate: Candidate) -> results.Row:
     shapes = _fixed_shapes(model, feeds)
     cache = Path(candidate.timing_cache) if candidate.timing_cache else None
 
-    automatic, _ = _optimized(candidate, work / "automatic.onnx", "none", feeds)
+    # Rows of one model share its automatic engine.
+    shared = work.parent / f"{candidate.name}-{candidate.precision}-automatic"
+    shared.mkdir(exist_ok=True)
+    automatic, _ = _optimized(candidate, shared / "automatic.onnx", "none", feeds)
     fused, sites = _optimized(candidate, work / "fused.onnx", candidate.policy, feeds)
     clock.lap("optimize")
-    engines = {"automatic": work / "automatic.engine", "fused": work / "fused.engine"}
+    engines = {"automatic": shared / "automatic.engine", "fused": work / "fused.engine"}
     manifests = {
-        "automatic": build.build(automatic, engines["automatic"], shapes=shapes, timing_cache=cache, use_plugins=False),
+        "automatic": _kept(engines["automatic"], automatic)
+        or build.build(automatic, engines["automatic"], shapes=shapes, timing_cache=cache, use_plugins=False),
         "fused": build.build(fused, engines["fused"], shapes=shapes, timing_cache=cache),
     }
     clock.lap("build")
@@ -106,9 +111,9 @@ def measure(candidate: Candidate) -> results.Row:
         "automatic_max_abs": _number(errors["automatic"]["max_abs"]),
         "automatic_cosine": errors["automatic"]["cosine"],
         "fresh_process": fresh,
-        "layers": {name: len(manifest.layers) for name, manifest in manifests.items()},
-        "precisions": {name: manifest.precisions for name, manifest in manifests.items()},
-        "build_seconds": {name: manifest.build_seconds for name, manifest in manifests.items()},
+        "layers": {name: len(known.layers) for name, known in manifests.items()},
+        "precisions": {name: known.precisions for name, known in manifests.items()},
+        "build_seconds": {name: known.build_seconds for name, known in manifests.items()},
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
         "samples": candidate.samples,
         "cuda_graph": all(timed.captured.values()),
@@ -117,6 +122,12 @@ def measure(candidate: Candidate) -> results.Row:
         "notes": notes,
         "seconds": clock.laps,
     }
+
+
+def _kept(engine: Path, model: Path) -> Manifest | None:
+    """The manifest of an engine that was built from exactly this model; None where there is none."""
+    known = manifest.load(engine)
+    return known if known is not None and engine.is_file() and known.model_sha256 == manifest.model_digest(model) else None
 
 
 def feeds_of(candidate: Candidate) -> dict[str, Array]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def build_engine(
     model: Path = typer.Argument(..., metavar="MODEL", help="ONNX model, optimized or not."),
     output: Optional[Path] = typer.Option(  # noqa: UP045  (typer reads this on Python 3.10)
-        None, "-o", "--output", metavar="ENGINE", help="Engine to write; MODEL with the suffix .engine if not given."
+        None, "-o", "--out", metavar="ENGINE", help="Engine to write; MODEL with the suffix .engine if not given."
     ),
     gpu: str = typer.Option("auto", "--gpu", metavar="NAME", help="The GPU to build for: auto, a name (h200), or sm_NN."),
     shapes: list[str] = typer.Option(
