@@ -86,7 +86,11 @@ def measure(name: str, path: Path, tools: Sequence[str], rounds: int, timeout: f
             print(f"{name}: {tool}: {_brief(done[-1])}", file=sys.stderr, flush=True)
     proto = onnx.load(path, load_external_data=False)
     data = path.with_name(f"{path.name}.data")
-    fixed = {"model": name, "nodes_before": _count(proto.graph), "bytes": path.stat().st_size + (data.stat().st_size if data.exists() else 0)}
+    fixed = {
+        "model": name,
+        "nodes_before": _count(proto.graph),
+        "bytes": path.stat().st_size + (data.stat().st_size if data.exists() else 0),
+    }
     return [fixed | {"tool": tool} | ({"skipped": slow[tool]} if tool in slow else _summary(runs[tool])) for tool in tools]
 
 
@@ -116,7 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
         for name, path in models(Path(folder), arguments.models):
             rows += measure(name, path, tools, arguments.rounds, arguments.timeout, slow)
             if name.startswith("nodes-"):
-                slow |= {row["tool"]: f"over {arguments.timeout:.0f} s at {name}" for row in rows if row["model"] == name and "timeout" in row}
+                slow |= {
+                    row["tool"]: f"over {arguments.timeout:.0f} s at {name}" for row in rows if row["model"] == name and "timeout" in row
+                }
             elif name == MODELS[-1].name:
                 slow = {}
     data = {

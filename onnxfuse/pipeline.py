@@ -17,7 +17,7 @@ from onnxfuse import __version__
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
-from onnxfuse.graph import clean, functions, read, shapes, write
+from onnxfuse.graph import clean, functions, garbage, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
 from onnxfuse.plan import planfile, policy, verdicts
@@ -129,24 +129,25 @@ def optimize(
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
-    loaded: Model = clock.step("load", "loading", lambda: read.load(model))
-    before = _count(loaded)
-    cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
-    clock.step("shapes", "proving shapes equal", lambda: shapes.refine(loaded))
-    decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
-    notes = () if plan is None else _stray(plan, rules, decisions)
     converted = checked = None
     with contextlib.ExitStack() as stack:
-        half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
-        if half or (check and out is not None):
-            child = stack.enter_context(reference.Runtime())
-            given = clock.step("reference", "running the original", lambda: _reference(child, model, feeds, dims, progress))
-        if half:
-            # What is left of the source's tensors after rewriting has kept its name, and so its range.
-            ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
-            converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, keep_fp32, ranges))
-        if out is not None:
-            clock.step("write", "writing", lambda: write.save(loaded, out))
+        with garbage.paused():
+            loaded: Model = clock.step("load", "loading", lambda: read.load(model))
+            before = _count(loaded)
+            cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
+            clock.step("shapes", "proving shapes equal", lambda: shapes.refine(loaded))
+            decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
+            notes = () if plan is None else _stray(plan, rules, decisions)
+            half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
+            if half or (check and out is not None):
+                child = stack.enter_context(reference.Runtime())
+                given = clock.step("reference", "running the original", lambda: _reference(child, model, feeds, dims, progress))
+            if half:
+                # What is left of the source's tensors after rewriting has kept its name, and so its range.
+                ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
+                converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, keep_fp32, ranges))
+            if out is not None:
+                clock.step("write", "writing", lambda: write.save(loaded, out))
         if check and out is not None:
             checked = clock.step("check", "checking", lambda: check_rewritten(child, model, given, out, progress=progress))
     return Result(
@@ -174,14 +175,18 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     """
     decisions: dict[tuple[str, str], Decision] = {}
     misses: dict[str, list[Miss]] = {}
+    index: Index | None = None
     for kind, fusions in itertools.groupby(REGISTRY, lambda fusion: fusion.kind):
         stage, more = list(fusions), True
         while more:
             more = False
             for fusion in stage:
-                decided, misses[fusion.name] = _rewrite_one(fusion, model, rules)
+                index = Index.of(model) if index is None else index
+                decided, misses[fusion.name] = _rewrite_one(fusion, model, index, rules)
                 decisions.update((decision.site.key, decision) for decision in decided)
-                more = more or (kind == "folding" and any(decision.fused for decision in decided))
+                if any(decision.fused for decision in decided):
+                    index = None  # read again by the next fusion
+                    more = more or kind == "folding"
     functions.drop_unused(model)
     # A place that one fusion took is no near miss of another.
     taken = {node for decision in decisions.values() if decision.fused for node in decision.site.nodes}
@@ -189,8 +194,8 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     return list(decisions.values()), left
 
 
-def _rewrite_one(fusion: Fusion, model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
-    matches, misses = find(fusion, model, Index.of(model))
+def _rewrite_one(fusion: Fusion, model: Model, index: Index, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
+    matches, misses = find(fusion, model, index)
     decided = [policy.decide(fusion, Site.of(match), rules) for match in matches]
     nodes = iter(apply(fusion, [match for match, decision in zip(matches, decided, strict=True) if decision.fused], model))
     return [replace(decision, node=next(nodes).name) if decision.fused else decision for decision in decided], misses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import os
@@ -16,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import weights
+from onnxfuse.graph import garbage, weights
 from onnxfuse.graph.convert import Import, dense, node_graphs
 from onnxfuse.graph.functions import MOST_NODES, inline_foreign
 from onnxfuse.graph.model import Model, opset
@@ -45,19 +44,15 @@ def from_proto(proto: ModelProto, path: Path | None = None) -> Model:
 
 def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model:
     what = shown(path) if path is not None else "model"
-    collecting = gc.isenabled()
-    gc.disable()  # a graph is all cycles and none of it is garbage: looking for some costs a third of the time
     try:
-        return _build(proto, data, path)
+        with garbage.paused():
+            return _build(proto, data, path)
     except BadInput as error:
         raise BadInput(f"{what}: {error}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{what}: {_NO_TEXT}") from None
     except RecursionError:
         raise BadInput(f"{what}: subgraphs nested too deeply; export the model again") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
