@@ -226,6 +226,7 @@ class Export:
 
     main: gs.Graph
     inline: bool = False  # external data of subgraphs and attributes is brought into the proto
+    inner_as_nodes: bool = False  # a body's constants become Constant nodes: before IR version 4 initializers have to be inputs
 
     def __post_init__(self) -> None:
         self._parent: dict[int, gs.Graph | None] = {id(self.main): None}
@@ -283,6 +284,11 @@ class Export:
         """GraphProto of `graph`. Inputs and outputs carry the types of their tensors; the main graph's are replaced by the caller."""
         proto = GraphProto(name=graph.name or "graph", doc_string=graph.doc_string or "")
         outputs = {id(tensor) for tensor in graph.outputs}
+        constants = self.constants.get(id(graph), ()) if with_constants else ()
+        if self.inner_as_nodes and graph is not self.main:
+            for tensor in constants:
+                self._constant_node(proto.node.add(), tensor)
+            constants = ()
         for node in graph.nodes:
             self.node(proto.node.add(), node)
             for tensor in node.outputs:
@@ -292,13 +298,22 @@ class Export:
             value_info(proto.input, tensor, always=True)
         for tensor in graph.outputs:
             value_info(proto.output, tensor, always=True)
-        if with_constants:
-            for tensor in self.constants.get(id(graph), ()):
-                if isinstance(tensor._values, SparseValues):
-                    proto.sparse_initializer.add().CopyFrom(tensor._values.tensor)
-                else:
-                    proto.initializer.add().CopyFrom(weights.proto(tensor._values, tensor.name, self.inline))
+        for tensor in constants:
+            if isinstance(tensor._values, SparseValues):
+                proto.sparse_initializer.add().CopyFrom(tensor._values.tensor)
+            else:
+                proto.initializer.add().CopyFrom(weights.proto(tensor._values, tensor.name, self.inline))
         return proto
+
+    def _constant_node(self, proto: NodeProto, tensor: gs.Constant) -> None:
+        proto.op_type = "Constant"
+        proto.output.append(tensor.name)
+        if isinstance(tensor._values, SparseValues):
+            attribute = proto.attribute.add(name="sparse_value", type=AttributeProto.SPARSE_TENSOR)
+            attribute.sparse_tensor.CopyFrom(tensor._values.tensor)
+        else:
+            attribute = proto.attribute.add(name="value", type=AttributeProto.TENSOR)
+            attribute.t.CopyFrom(weights.proto(tensor._values, tensor.name, self.inline))
 
     def node(self, proto: NodeProto, node: gs.Node) -> None:
         """Fills `proto` from `node`."""

@@ -67,7 +67,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 def _assemble(model: Model, inline: bool) -> tuple[ModelProto, dict[str, Any]]:
     """The model without the main graph's initializers, and those by name (values of overridable inputs among them)."""
     drop_unused(model)
-    export = Export(model.graph, inline)
+    export = Export(model.graph, inline, inner_as_nodes=model.ir_version < 4)
     proto = ModelProto()
     proto.CopyFrom(model.header)
     body = export.graph(model.graph, with_constants=False)

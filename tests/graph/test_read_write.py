@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import functions, query, read, skeleton, write
+from onnxfuse.graph.clean import clean
 from onnxfuse.graph.model import Model
 from tests.graph.models import function, load, normal, parse, run, saved, transformer
 
@@ -117,6 +118,27 @@ def test_before_ir_4_initializers_are_constants_and_stay_declared(tmp_path: Path
     after = saved(loaded, tmp_path)
     assert [v.name for v in after.graph.input] == ["x", "scale_1"]
     assert run(after, {"x": np.ones(2, np.float32)})["y"].tolist() == [4, 5]
+
+
+BRANCHES = """<ir_version: 3, opset_import: ["" : 9]> g (float[3] x, bool flag) => (float[3] y) {
+    y = If (flag) <
+        then_branch: graph = p () => (float[3] r) { c = Constant <value: tensor = float[3] {1, 2, 3}> () r = Add(x, c) },
+        else_branch: graph = q () => (float[3] s) { c = Constant <value: tensor = float[3] {4, 5, 6}> () s = Mul(x, c) }>
+}"""
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_before_ir_4_constants_of_bodies_stay_nodes(tmp_path: Path, flag: bool) -> None:
+    model = parse(BRANCHES)
+    loaded = load(model, tmp_path)
+    clean(loaded)
+    inner = [node for graph in loaded.graphs() for node in graph.nodes if node.op != "If"]
+    assert [(node.op, query.constant(node.inputs[1]) is not None) for node in inner] == [("Add", True), ("Mul", True)]
+    after = saved(loaded, tmp_path)
+    assert [v.name for v in after.graph.input] == ["x", "flag"]
+    assert not after.graph.initializer
+    feeds = {"x": normal(3), "flag": np.array(flag)}
+    np.testing.assert_array_equal(run(after, feeds)["y"], run(model, feeds)["y"])
 
 
 def test_a_sparse_initializer_becomes_dense(tmp_path: Path) -> None:
