@@ -205,7 +205,9 @@ def pytorch_graph(candidate: Candidate, timeout: float = 300) -> dict[str, Any]:
 
 def child(arguments: list[str], timeout: float) -> tuple[int | None, str]:
     """(exit status or None for a timeout, what was said) of `python -m ARGUMENTS` in the checkout."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # Unbuffered: what was said before a crash is not lost with it.
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -157,6 +157,7 @@ def test_a_fault_becomes_a_failed_row(tmp_path: Path) -> None:
 def test_crashes_and_timeouts_have_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str) -> None:
     (tmp_path / "victim.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     status, said = measure.child(["victim"], timeout=1 if "sleep" in code else 60)
     assert measure.why(status, said, 1) == says
 
