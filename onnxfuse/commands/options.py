@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, MissingHere
 
 if TYPE_CHECKING:
     from onnxfuse.gpus import Gpu
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 
 def gpu(name: str | None) -> Gpu | None:
-    """The GPU that --gpu names; None where it was not given."""
+    """The GPU that --gpu names; None where it was not given. What is asked of it needs no GPU here: any may be named instead of auto."""
     if name is None:
         return None
     from onnxfuse import gpus
 
-    return gpus.resolve(name)
+    try:
+        return gpus.resolve(name)
+    except MissingHere as fault:
+        raise MissingHere(f"--gpu auto: {fault}; or name the GPU that it is for, as in --gpu h100") from None
 
 
 def dims(texts: Sequence[str]) -> dict[str, int]:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnxfuse.commands import options
+
 if TYPE_CHECKING:
-    from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="List, compile and inspect the CUDA plugin library.")
@@ -65,9 +66,9 @@ def _build(names: list[str] | None) -> list[Library]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from onnxfuse import gpus, plugins
+    from onnxfuse import plugins
 
-    wanted: list[Gpu] = [gpus.resolve(name) for name in names or ["auto"]]
+    wanted = [gpu for name in names or ["auto"] if (gpu := options.gpu(name))]
     console = Console(stderr=True)
     libraries = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

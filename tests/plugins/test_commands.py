@@ -63,3 +63,12 @@ def test_missing_compiler_is_one_line(run_cli: Run, tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stderr.startswith("error: no-such-compiler: no such C++ compiler; install g++")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["plugins", "build"], ["plugins", "inspect"], ["plugins", "inspect", "--gpu", "auto"]])
+def test_without_a_gpu_the_remedy_is_to_name_one(arguments: list[str], run_cli: Run) -> None:
+    done = run_cli(*arguments, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: --gpu auto: ")
+    assert done.stderr.endswith("; or name the GPU that it is for, as in --gpu h100\n")
+    assert len(done.stderr.splitlines()) == 1
