@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -96,10 +97,10 @@ def test_a_report_without_sites_or_check() -> None:
     assert "The outputs were not checked." in page.text
 
 
-def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(tmp_path: Path, require_external: Callable[[str], NoReturn]) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if not browser:
-        pytest.skip("needs chromium, which is not on PATH")
+        require_external("chromium is not on PATH")
     act = """<script>
       const type = (words) => { field.value = words; field.dispatchEvent(new Event("input")); };
       const rows = () => document.querySelectorAll("tr[data-row]:not([hidden])").length;
@@ -110,7 +111,8 @@ def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
     </script></body>"""
     path = tmp_path / "page.html"
     path.write_text(html.page(sample.optimize(name=sample.HOSTILE)).replace("</body>", act), encoding="utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom", path.as_uri()]
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [browser, "--headless", *options, "--enable-logging=stderr", "--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
     # All rows: three sites, one kept, one miss. The words leave one; every other group is hidden.
