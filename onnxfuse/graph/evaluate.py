@@ -1,4 +1,4 @@
-"""Values of a few constant nodes, by onnxruntime."""
+"""Values of a few constant nodes: by numpy where it is exact, by onnxruntime otherwise."""
 
 from __future__ import annotations
 
@@ -9,22 +9,52 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from onnxfuse.graph import query, weights
+from onnxfuse.graph import exact, query, weights
 from onnxfuse.graph.convert import Export
 
+Array = np.ndarray[Any, Any]
 
-def evaluate(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int) -> dict[int, np.ndarray[Any, Any]] | None:
+
+def evaluate(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int) -> dict[int, Array] | None:
     """Runs `nodes` (sorted, of the default domain, all other inputs constant); values of the `wanted` tensors by id.
 
-    None where onnxruntime cannot run them: then they are best left where they are. Optimizations are off: folding gives what
-    running the model would have given.
+    None where they cannot be run: then they are best left where they are.
     """
-    if not wanted:
-        return {}
+    known: dict[int, Array] = {}
+    rest: list[gs.Node] = []
+    for node in nodes:
+        value = _exactly(node, known)
+        if value is None:
+            rest.append(node)
+        else:
+            known[id(node.outputs[0])] = value
+    left = [tensor for tensor in wanted if id(tensor) not in known]
+    if left:
+        found = _by_runtime(rest, left, opset, known)
+        if found is None:
+            return None
+        known.update(found)
+    return {id(tensor): known[id(tensor)] for tensor in wanted}
+
+
+def _exactly(node: gs.Node, known: dict[int, Array]) -> Array | None:
+    inputs: list[Array | None] = []
+    for tensor in node.inputs:
+        value = None
+        if not tensor.is_empty():
+            value = known[id(tensor)] if id(tensor) in known else query.constant(tensor)
+            if value is None or value.dtype not in _RUNTIME:
+                return None
+        inputs.append(value)
+    return exact.compute(node, inputs)
+
+
+def _by_runtime(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int, known: dict[int, Array]) -> dict[int, Array] | None:
+    """By onnxruntime. Optimizations are off: folding gives what running the model would have given."""
     import onnxruntime
 
     names: dict[int, str] = {}
-    feeds: dict[str, np.ndarray[Any, Any]] = {}
+    feeds: dict[str, Array] = {}
     export = Export(gs.Graph())
     proto = onnx.GraphProto(name="constants")
     for node in nodes:
@@ -33,7 +63,7 @@ def evaluate(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int) -> dict[
         del made.input[:], made.output[:]
         for tensor in node.inputs:
             if not tensor.is_empty() and id(tensor) not in names:
-                value = query.constant(tensor)
+                value = known[id(tensor)] if id(tensor) in known else query.constant(tensor)
                 if value is None:
                     return None
                 names[id(tensor)] = f"t{len(names)}"
@@ -53,6 +83,7 @@ def evaluate(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int) -> dict[
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # of no use for one run, and it would be kept
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results = session.run([names[id(tensor)] for tensor in wanted], feeds)
