@@ -249,7 +249,10 @@ def _fold(model: Model, graph: gs.Graph, outputs: query.Outputs, counts: Counter
     small, large = _foldable(graph, outputs)
     gone = _replace(model, graph, small)
     for chain in _chains(large):
+        read = [tensor._values for node in chain for tensor in node.inputs if isinstance(tensor, gs.Constant)]
         gone += _replace(model, graph, chain)
+        for values in read:
+            weights.release(values)
     counts["constant"] += len(gone)
     _remove(graph, gone)
 

@@ -226,6 +226,7 @@ class Export:
 
     main: gs.Graph
     inline: bool = False  # external data of subgraphs and attributes is brought into the proto
+    attribute_bytes: int | None = None  # tensors in attributes that are larger are written without their values
     inner_as_nodes: bool = False  # a body's constants become Constant nodes: before IR version 4 initializers have to be inputs
 
     def __post_init__(self) -> None:
@@ -280,9 +281,10 @@ class Export:
             inner = self._parent[id(inner)]
         return False
 
-    def graph(self, graph: gs.Graph, with_constants: bool = True) -> GraphProto:
+    def graph(self, graph: gs.Graph, with_constants: bool = True, into: GraphProto | None = None) -> GraphProto:
         """GraphProto of `graph`. Inputs and outputs carry the types of their tensors; the main graph's are replaced by the caller."""
-        proto = GraphProto(name=graph.name or "graph", doc_string=graph.doc_string or "")
+        proto = GraphProto() if into is None else into
+        proto.name, proto.doc_string = graph.name or "graph", graph.doc_string or ""
         outputs = {id(tensor) for tensor in graph.outputs}
         constants = self.constants.get(id(graph), ()) if with_constants else ()
         if self.inner_as_nodes and graph is not self.main:
@@ -336,10 +338,14 @@ class Export:
     def _attribute(self, proto: AttributeProto, name: str, value: Any, node: gs.Node) -> None:
         if isinstance(value, gs.Graph):
             proto.type = AttributeProto.GRAPH
-            proto.g.CopyFrom(self.graph(value))
+            self.graph(value, into=proto.g)
         elif isinstance(value, gs.Tensor):
             proto.type = AttributeProto.TENSOR
-            proto.t.CopyFrom(weights.proto(value._values, value.name, self.inline))
+            if self.attribute_bytes is not None and value._values.nbytes > self.attribute_bytes:
+                proto.t.dims.extend(value._values.shape)
+                proto.t.data_type = weights.elem_type(value._values.dtype)
+            else:
+                proto.t.CopyFrom(weights.proto(value._values, value.name, self.inline))
         elif isinstance(value, AttributeProto):
             proto.CopyFrom(value)
         elif isinstance(value, Empty):

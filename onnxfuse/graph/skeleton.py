@@ -40,13 +40,13 @@ def put_constants(graph: GraphProto, constants: Mapping[str, Any]) -> None:
                 value.type.tensor_type.shape.dim.add().dim_value = size
 
 
-def of_model(model: Model) -> tuple[ModelProto, dict[str, Any]]:
-    """Skeleton of a model, and the values of its main graph's constants by name."""
-    export = Export(model.graph)
+def of_model(model: Model, hollow: bool = False) -> tuple[ModelProto, dict[str, Any]]:
+    """Skeleton of a model, and the values of its main graph's constants by name. `hollow`: large tensors in attributes have types only."""
+    export = Export(model.graph, attribute_bytes=SMALL if hollow else None)
     skeleton = ModelProto(ir_version=model.header.ir_version)
     skeleton.opset_import.extend(model.header.opset_import)
     skeleton.functions.extend(model.functions.values())
-    skeleton.graph.CopyFrom(export.graph(model.graph, with_constants=False))
+    export.graph(model.graph, with_constants=False, into=skeleton.graph)
     constants = {tensor.name: tensor._values for tensor in export.constants.get(id(model.graph), ())}
     put_constants(skeleton.graph, constants)
     return skeleton, constants
@@ -142,7 +142,7 @@ def _complete(found: TypeProto, said: TypeProto) -> None:
 
 def retype(model: Model) -> None:
     """Infers types and shapes again, in place."""
-    skeleton, _ = of_model(model)
+    skeleton, _ = of_model(model, hollow=True)
     typed = infer(skeleton)
     _apply(model.graph, typed.graph)
 

@@ -140,6 +140,13 @@ def pieces(values: Weight) -> Iterator[np.ndarray[Any, Any]]:
             yield np.frombuffer(chunk, values.dtype)
 
 
+def release(values: Any) -> None:
+    """Lets go of the memory that reading large values took, where they can be read again."""
+    span = values.span() if isinstance(values, Weight) else None
+    if span is not None:
+        span.release()
+
+
 class Place:
     """Where external data lies: a file relative to the model's folder, and a byte range in it."""
 

@@ -39,9 +39,16 @@ class Span:
         end = self.start + self.length
         for at in range(self.start, end, _CHUNK):
             yield memoryview(self.buffer)[at : min(at + _CHUNK, end)]
-            if isinstance(self.buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                page = at - at % mmap.PAGESIZE
-                self.buffer.madvise(mmap.MADV_DONTNEED, page, min(_CHUNK, len(self.buffer) - page))
+            self._hand_back(at, min(at + _CHUNK, end))
+
+    def release(self) -> None:
+        """Hands back the pages that were read, which stay mapped and are read again when they are needed."""
+        self._hand_back(self.start, self.start + self.length)
+
+    def _hand_back(self, start: int, end: int) -> None:
+        if isinstance(self.buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and end > start:
+            page = start - start % mmap.PAGESIZE
+            self.buffer.madvise(mmap.MADV_DONTNEED, page, end - page)
 
 
 def map_file(path: Path) -> Buffer:

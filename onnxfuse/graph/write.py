@@ -70,9 +70,12 @@ def _assemble(model: Model, inline: bool) -> tuple[ModelProto, dict[str, Any]]:
     export = Export(model.graph, inline, inner_as_nodes=model.ir_version < 4)
     proto = ModelProto()
     proto.CopyFrom(model.header)
-    body = export.graph(model.graph, with_constants=False)
-    proto.graph.node.MergeFrom(body.node)
-    proto.graph.value_info.MergeFrom(body.value_info)
+    export.graph(model.graph, with_constants=False, into=proto.graph)
+    declared = model.header.graph
+    proto.graph.name, proto.graph.doc_string = declared.name, declared.doc_string
+    for field in ("input", "output"):
+        proto.graph.ClearField(field)  # with what is known of them by now
+        getattr(proto.graph, field).extend(getattr(declared, field))
     constants: dict[str, Any] = dict(model.defaults)
     for tensor in export.constants.get(id(model.graph), ()):
         if tensor.name in constants and constants[tensor.name] is not tensor._values:
