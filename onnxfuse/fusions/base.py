@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leaf_names, least_nodes, root_types
+from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leads_in, leaf_names, least_nodes, root_types
 from onnxfuse.graph import functions, query
+from onnxfuse.graph.ir import Constant, Node, Variable, detach
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
@@ -152,7 +153,7 @@ def find(fusion: Fusion, model: Model, index: Index, far: bool = False) -> tuple
     for pattern in fusion.patterns:
         for type_ in sorted(root_types(pattern)):
             for graph, root in index.by_op.get(type_, ()):
-                if id(root) in claimed or not root.outputs:
+                if id(root) in claimed or not root.outputs or not (far or leads_in(pattern, root)):
                     continue
                 outcome = _attempt(fusion, pattern, graph, root, model, index, claimed, far)
                 if isinstance(outcome, Match):
@@ -232,15 +233,15 @@ class Builder:
         stem: str,
         domain: str | None = None,
     ) -> gs.Node:
-        node = gs.Node(op, self.model.unique_name(stem), dict(attrs or {}), list(inputs), list(outputs), domain=domain)
+        node = Node(op, self.model.unique_name(stem), dict(attrs or {}), inputs, outputs, domain=domain)
         self.made.append(node)
         return node
 
     def variable(self, stem: str, dtype: Any, shape: Sequence[int | str | None] | None) -> gs.Variable:
-        return gs.Variable(self.model.unique_name(stem), dtype, None if shape is None else list(shape))
+        return Variable(self.model.unique_name(stem), dtype, None if shape is None else list(shape))
 
     def constant(self, stem: str, values: np.ndarray) -> gs.Constant:
-        return gs.Constant(self.model.unique_name(stem), values)
+        return Constant(self.model.unique_name(stem), values)
 
     def reshaped(self, value: gs.Tensor, shape: tuple[int, ...]) -> gs.Constant:
         """A constant of the values of another one, shared by all that ask for the same one."""
@@ -278,7 +279,7 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
         index = matches[0].index
         gone = _with_unread([node for match in matches for node in match.nodes], removed, index)
         # Only now: what is rewritten still reads attributes and tensors of the nodes it replaces.
-        _detach(gone, removed)
+        detach(gone)
         for graph in {id(graph): graph for graph in (index.owner[id(node)] for node in gone)}.values():
             nodes = list(_replaced(graph.nodes, replacement, removed))
             graph.nodes = _sorted(nodes) if id(graph) in unsorted else nodes
@@ -300,18 +301,6 @@ def _with_unread(nodes: Sequence[gs.Node], removed: set[int], index: Index) -> l
                 removed.add(id(source))
                 gone.append(source)
     return gone
-
-
-def _detach(nodes: Sequence[gs.Node], removed: set[int]) -> None:
-    """Takes the nodes off their tensors. Done for all at once, and by identity: the library searches each tensor's list of readers by
-    comparing whole nodes, which takes a time that grows with the square of the sites where many read one constant."""
-    for tensors, ends in (("inputs", "outputs"), ("outputs", "inputs")):
-        touched = {id(value): value for node in nodes for value in getattr(node, tensors)}
-        for value in touched.values():
-            known = getattr(value, ends)
-            list.__setitem__(known, slice(None), [node for node in known if id(node) not in removed])
-        for node in nodes:
-            list.clear(getattr(node, tensors))
 
 
 def _sorted(nodes: Sequence[gs.Node]) -> list[gs.Node]:

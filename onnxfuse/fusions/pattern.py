@@ -193,6 +193,33 @@ def least_nodes(pattern: Pattern) -> int:
     return least_nodes(pattern.inner) if isinstance(pattern, Through) else 0
 
 
+@cache
+def makers(pattern: Pattern) -> frozenset[str] | None:
+    """Operator types that a tensor which matches `pattern` can come from; None where it need not come from a certain one."""
+    if isinstance(pattern, Op):
+        return frozenset(pattern.types)
+    if not isinstance(pattern, Either):
+        return None
+    choices = [makers(choice) for choice in pattern.choices]
+    return None if None in choices else frozenset().union(*(types for types in choices if types is not None))
+
+
+def fits(pattern: Pattern, value: gs.Tensor) -> bool:
+    """Whether `value` may match, as far as the operator that it comes from tells."""
+    types = makers(pattern)
+    return types is None or (bool(value.inputs) and value.inputs[0].op in types)
+
+
+def leads_in(pattern: Pattern, root: gs.Node) -> bool:
+    """Whether an attempt at `root` gets beyond it: to a first operand of the operator that `pattern` wants there."""
+    if isinstance(pattern, Either):
+        return any(leads_in(choice, root) for choice in pattern.choices)
+    if not isinstance(pattern, Op) or root.op not in pattern.types:
+        return False
+    first = root.inputs[: 2 if root.op in COMMUTATIVE and len(root.inputs) == 2 else 1]
+    return not pattern.inputs or any(fits(pattern.inputs[0], value) for value in first)
+
+
 class Matcher:
     """One attempt at one root. `miss` tells how far it got."""
 
@@ -223,7 +250,8 @@ class Matcher:
         elif isinstance(pattern, Const):
             yield from self._const(pattern, value, state)
         elif isinstance(pattern, Either):
-            for choice in pattern.choices:
+            # Where some choices can match, the others have nothing to say.
+            for choice in [choice for choice in pattern.choices if fits(choice, value)] or pattern.choices:
                 yield from self._tensor(choice, value, state)
         elif isinstance(pattern, Through):
             yield from self._through(pattern, value, state)
@@ -309,9 +337,8 @@ class Matcher:
         entered.ops[id(pattern)] = value
         (entered.context if pattern.context else entered.nodes)[id(node)] = node
         inputs = node.inputs[: len(pattern.inputs)]
-        yield from self._inputs(pattern.inputs, inputs, entered)
-        if node.op in COMMUTATIVE and len(inputs) == 2 and inputs[0] is not inputs[1]:
-            yield from self._inputs(pattern.inputs, inputs[::-1], entered)
+        for values in _orders(pattern, node, inputs):
+            yield from self._inputs(pattern.inputs, values, entered)
 
     def _inputs(self, patterns: Sequence[Pattern], values: Sequence[gs.Tensor], state: _State) -> Iterator[_State]:
         if not patterns:
@@ -319,6 +346,14 @@ class Matcher:
             return
         for after in self._tensor(patterns[0], values[0], state):
             yield from self._inputs(patterns[1:], values[1:], after)
+
+
+def _orders(pattern: Op, node: gs.Node, inputs: Sequence[gs.Tensor]) -> list[Sequence[gs.Tensor]]:
+    """The operands as given and, where that is the same, exchanged; one order alone where the other cannot match."""
+    if node.op not in COMMUTATIVE or len(inputs) != 2 or inputs[0] is inputs[1]:
+        return [inputs]
+    both = [inputs, inputs[::-1]]
+    return [values for values in both if all(map(fits, pattern.inputs, values))] or both
 
 
 def is_close(number: float, wanted: float, value: gs.Tensor) -> bool:
