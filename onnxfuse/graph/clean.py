@@ -39,18 +39,19 @@ def clean(model: Model) -> dict[str, int]:
     condition), dead. Graph inputs, outputs and the tensors that remain keep their names."""
     counts: Counter[str] = Counter()
     for _ in range(_ROUNDS):
-        before = counts.total()
-        outputs = query.Outputs(model.graphs())
-        for graph in list(model.graphs()):
+        before = counts["shape"]
+        graphs = list(model.graphs())
+        outputs = query.Outputs(graphs)
+        for graph in graphs:
             _lift_constants(graph, outputs, counts)
             _skip_identities(model, graph, outputs, counts)
             _fold_shapes(graph, outputs, counts)
-        for graph in list(model.graphs()):
-            _fold(model, graph, outputs, counts)
+        folded = sum(_fold(model, graph, outputs) for graph in graphs)
+        counts["constant"] += folded
         if _inline_branches(model, counts):
             retype(model)
-        elif counts.total() == before or counts["constant"] + counts["shape"] == 0:
-            break
+        elif not folded and counts["shape"] == before:
+            break  # no value became known that was not
     counts["dead"] += sweep(model)
     return {kind: count for kind, count in sorted(counts.items()) if count}
 
@@ -244,8 +245,8 @@ def _slice(node: gs.Node, dims: Dims) -> tuple[Dims, bool] | None:
 # ------------------------------------------------------------------------------------------------------------- folding
 
 
-def _fold(model: Model, graph: gs.Graph, outputs: query.Outputs, counts: Counter[str]) -> None:
-    """Evaluates nodes whose inputs are all constant: small results all at once, weights one by one."""
+def _fold(model: Model, graph: gs.Graph, outputs: query.Outputs) -> int:
+    """Evaluates nodes whose inputs are all constant, small results all at once, weights one by one; returns how many."""
     small, large = _foldable(graph, outputs)
     gone = _replace(model, graph, small)
     for chain in _chains(large):
@@ -253,8 +254,8 @@ def _fold(model: Model, graph: gs.Graph, outputs: query.Outputs, counts: Counter
         gone += _replace(model, graph, chain)
         for values in read:
             weights.release(values)
-    counts["constant"] += len(gone)
     _remove(graph, gone)
+    return len(gone)
 
 
 def _foldable(graph: gs.Graph, outputs: query.Outputs) -> tuple[list[gs.Node], list[gs.Node]]:
