@@ -59,6 +59,8 @@ def compare(
 
     wanted = Wanted(model, tuple(others or ()), data, seed, feeds, options.dims(dims or []), rtol, atol, samples)
     _require(wanted)
+    if report:
+        _require_folder(report)
     with progress.status() as say:
         found = run(wanted, say)
     terminal.show(found)
@@ -284,13 +286,17 @@ def _disagreement(found: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _write(found: Mapping[str, Any], folder: Path) -> None:
-    from onnxfuse.report import html, json
-
+def _require_folder(folder: Path) -> None:
+    """Before the work is done, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+
+
+def _write(found: Mapping[str, Any], folder: Path) -> None:
+    from onnxfuse.report import html, json
+
     json.write(found, folder / "report.json")
     html.write(found, folder / "report.html")
     typer.echo(f"wrote {folder / 'report.html'} and report.json")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Path = typer.Argument(help="The ONNX model."),
+    model: Path = typer.Argument(metavar="MODEL", help="The ONNX model."),
     why_not: str | None = typer.Option(None, "--why-not", help="A node or tensor: what every fusion that could hold it missed."),
     policy: str = typer.Option("all", "--policy", help="none, all or proven: who decides on the sites."),
     gpu: str | None = typer.Option(None, "--gpu", help="The GPU whose verdicts count."),

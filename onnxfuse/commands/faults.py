@@ -39,6 +39,8 @@ def report(fault: BaseException) -> int:
         # The interpreter flushes stdout once more on its way out, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    if type(fault).__name__ == "NoArgsIsHelpError":  # a group of commands without one of them: its help has been shown
+        return 0
     message, status = describe(fault)
     print(f"error: {one_line(message)}", file=sys.stderr)
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def optimize(
-    model: Path = typer.Argument(help="The ONNX model."),
-    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write MODEL with the suffix .fused.onnx if not given."),
+    model: Path = typer.Argument(metavar="MODEL", help="The ONNX model."),
+    out: Path | None = typer.Option(None, "-o", "--out", help="Where to write; MODEL with the suffix .fused.onnx if not given."),
     gpu: str | None = typer.Option(None, "--gpu", help="The GPU it is for: auto, a name (h100, rtx4090, ...) or sm_NN."),
     policy: str = typer.Option(
         "proven", "--policy", help="none: clean and canonise; all: every legal site; proven: what has won by measurement."
@@ -36,8 +37,18 @@ def optimize(
     from onnxfuse import pipeline
     from onnxfuse.report import terminal
 
+    settings = {"--gpu": gpu, "--plan": plan, "--only": only, "--skip": skip, "--keep-fp32": keep_fp32, "--report": report}
+    if undo:
+        idle = [name for name, value in settings.items() if value]
+        idle += [name for name, value, default in (("--policy", policy, "proven"), ("--precision", precision, "keep")) if value != default]
+        if idle:
+            raise BadInput(f"--undo takes fused nodes apart and nothing else: it has no use for {', '.join(idle)}; leave that out")
+    if keep_fp32 and precision not in ("fp16", "bf16"):
+        raise BadInput(f"--keep-fp32 {keep_fp32[0]}: nothing is converted with --precision {precision}; add --precision fp16 or bf16")
     target = out or model.with_suffix(".undone.onnx" if undo else ".fused.onnx")
     _refuse_outputs(model, target, report)
+    if target.is_symlink():  # the file that it leads to is written, and its external data beside that
+        target = target.resolve()
     given, sizes = options.feeds(data, dims, model), options.dims(dims)
     if undo:
         with progress.status() as say:
@@ -76,13 +87,15 @@ def _require_agreement(checked: Check | None, model: Path, target: Path) -> None
 
 def _refuse_outputs(model: Path, target: Path, reports: list[Path]) -> None:
     """Before the work is done, not after it."""
+    from onnxfuse.graph import files
+
+    taken = {os.path.realpath(model): "the model itself, which is never overwritten"}
     for option, path in [("-o", target), *(("--report", report) for report in reports)]:
-        if path.resolve() == model.resolve():
-            raise BadInput(f"{option} {path}: is the model itself, which is never overwritten; name another file")
-        if path.is_dir():
-            raise BadInput(f"{option} {path}: is a folder; name a file")
-        if not path.parent.is_dir():
-            raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
+        files.check(path, option)
+        real = os.path.realpath(path)
+        if real in taken:
+            raise BadInput(f"{option} {path}: is {taken[real]}; name another file")
+        taken[real] = f"what {option} writes already"
 
 
 def _write_report(facts: dict[str, Any], path: Path) -> None:

@@ -11,7 +11,12 @@ from onnxfuse.commands import options
 if TYPE_CHECKING:
     from onnxfuse.plugins import Library
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="List, compile and inspect the CUDA plugin library.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="List, compile and inspect the CUDA plugin library.",
+)
 
 GpuNames = Annotated[
     list[str] | None,

@@ -15,6 +15,7 @@ from onnxfuse.engine import prepare, trt
 from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.shapes import inputs_of, parse
 from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
@@ -243,10 +244,8 @@ def _check_output(model: Path, out: Path) -> None:
     """Before minutes of building: can the output be written at all?"""
     if out.resolve() == model.resolve():
         raise BadInput(f"{out}: the engine would replace the model; give another path with -o")
-    if not out.parent.is_dir():
-        raise BadInput(f"cannot write {out}: no folder {out.parent}; make it, or give another path with -o")
-    if out.is_dir():
-        raise BadInput(f"cannot write {out}: it is a folder; give a file with -o")
+    files.check(out)
+    files.check(manifests.path_of(out))
 
 
 def _check_gpu_name(gpu: str) -> None:

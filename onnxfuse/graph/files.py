@@ -1,9 +1,10 @@
-"""Output files appear whole or not at all."""
+"""Output files appear whole or not at all, and never in the place of anything but a file."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,12 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives a temporary path in the folder of `path`; what was written there replaces `path` when the block ends.
 
     When the block raises, the temporary file is removed and `path` stays as it was. A failure of the file system (full
-    disk, unwritable folder, no such folder) becomes BadInput with one line.
+    disk, unwritable folder, no such folder) becomes BadInput with one line. A symbolic link is followed: the file that it leads to
+    is replaced, or made.
     """
-    target = Path(path)
+    check(path)
+    target = Path(os.path.realpath(path))
     try:
-        if target.is_dir():
-            raise BadInput(f"cannot write {shown(target)}: it is a folder; name a file")
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".part", dir=target.parent)
         os.close(handle)
     except OSError as error:
@@ -36,6 +37,30 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise _unwritable(target, error) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check(path: str | os.PathLike[str], option: str = "") -> None:
+    """BadInput where `path` is something that a file cannot be put in the place of, or is in no folder. Looks only: nothing is made.
+
+    A device (/dev/null, a terminal) would be replaced for every program on the machine.
+    """
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    name = f"{option} {shown(path)}" if option else f"cannot write {shown(path)}"
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise BadInput(f"{name}: there is no folder {shown(folder)}; make it first") from None
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise BadInput(f"{name}: {(error.strerror or str(error)).lower()}; choose another output") from None
+    if stat.S_ISDIR(mode):
+        raise BadInput(f"{name}: it is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{name}: it is a device or a pipe, and no file can take its place; name a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"{name}: folder {shown(folder)} cannot be written to; choose another output")
 
 
 def _mode(target: Path) -> int:

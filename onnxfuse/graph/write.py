@@ -43,7 +43,9 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     Weights go over one by one. Where the source kept them in other files, or where the result would pass 2 GiB, they go to one
     new file beside `path`, `NAME.data`. Raises BadInput where the file system refuses, and where the result is not valid ONNX.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if str(target) in _sources(model):
+        raise BadInput(f"cannot write {shown(path)}: weights of the model are read from it; choose another output")
     proto, constants = _assemble(model, inline=True)
     graph = proto.graph.SerializeToString()
     inline = sum(_size(values) for values in constants.values()) + len(graph) < _MOST_INLINE and not model.external
@@ -170,12 +172,17 @@ def _write(out: BinaryIO, model: ModelProto, graph: bytes, pieces: list[_Piece])
 
 def _data_name(model: Model, target: Path) -> str:
     """A name beside `target` that is none of the files that the model itself still reads from."""
-    sources = {os.path.realpath((values.folder or Path()) / weights.location(values.tensor).file) for values in _externals(model)}
+    sources = _sources(model)
     name, count = f"{target.name}.data", 0
     while os.path.realpath(target.parent / name) in sources:
         count += 1
         name = f"{target.name}.{count}.data"
     return name
+
+
+def _sources(model: Model) -> set[str]:
+    """The data files that the model still reads from."""
+    return {os.path.realpath((values.folder or Path()) / weights.location(values.tensor).file) for values in _externals(model)}
 
 
 def _externals(model: Model) -> Iterator[weights.Weight]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,6 +205,46 @@ def test_unwritable_output(refuses, model: Path, tmp_path: Path, output: str):
 def test_unwritable_report(refuses, model: Path, tmp_path: Path, report: str):
     (tmp_path / "folder").mkdir()
     refuses("optimize", "model.onnx", "-o", "out.onnx", "--report", report, status=2, words=(report,))
+
+
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_a_pipe_or_device_is_no_output(refuses, model: Path, tmp_path: Path, option: str):
+    """Replacing it by a file, as whole-or-not-at-all does, would take /dev/null from the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        refuses("optimize", "model.onnx", option, name, status=2, words=(f"{option} {name}", "pipe"))
+    refuses("build-engine", "model.onnx", "-o", "pipe", "--shapes", "x:1x16x64", "--shapes", "r:1x16x64", status=2, words=("pipe",))
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+
+
+def test_one_file_takes_one_output(refuses, model: Path):
+    refuses("optimize", "model.onnx", "-o", "out.onnx", "--report", "out.onnx", status=2, words=("--report out.onnx", "-o"))
+    refuses("optimize", "model.onnx", "--report", "a.json", "--report", "./a.json", status=2, words=("--report",))
+
+
+def test_a_link_is_followed(run_cli, model: Path, tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    for name in ("out.onnx", "report.json"):
+        (tmp_path / name).symlink_to(Path("real") / name)
+    done = run_cli("optimize", "model.onnx", "-o", "out.onnx", "--report", "report.json")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "real").iterdir()) == ["out.onnx", "report.json"]
+    assert (tmp_path / "out.onnx").is_symlink()
+    assert (tmp_path / "report.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [("--report", "a.json"), ("--policy", "all"), ("--precision", "fp16"), ("--plan", "p"), ("--only", "gelu"), ("--gpu", "h100")],
+    ids=lambda idle: idle[0],
+)
+def test_undo_takes_no_option_that_it_would_ignore(refuses, model: Path, idle: tuple[str, str]):
+    refuses("optimize", "model.onnx", "--undo", *idle, status=2, words=("--undo", idle[0]))
+
+
+def test_keeping_float32_needs_a_conversion(refuses, model: Path):
+    refuses("optimize", "model.onnx", "--keep-fp32", "norm", status=2, words=("--keep-fp32 norm", "--precision"))
 
 
 def test_output_over_the_input_is_whole_or_untouched(run_cli, model: Path):

@@ -88,6 +88,14 @@ def test_no_arguments_print_the_help(run_cli):
     assert done.stderr == ""
 
 
+def test_a_group_without_a_command_prints_its_help(run_cli):
+    done = run_cli("plugins")
+    assert done.returncode == 0
+    assert "inspect" in done.stdout + done.stderr
+    assert "error" not in done.stdout + done.stderr
+    assert "completion" not in done.stdout + done.stderr
+
+
 def test_version(run_cli):
     done = run_cli("--version")
     assert re.fullmatch(r"onnxfuse \d+\.\d+\.\d+\S*\n", done.stdout)

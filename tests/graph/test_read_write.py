@@ -311,6 +311,15 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out.onnx"]
 
 
+def test_weights_that_are_still_read_are_not_written_over(tmp_path: Path) -> None:
+    model = transformer(1)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="w.bin")
+    before = (tmp_path / "w.bin").read_bytes()
+    with pytest.raises(BadInput, match=r"cannot write .*w\.bin: weights of the model are read from it"):
+        write.save(read.load(tmp_path / "model.onnx"), tmp_path / "w.bin")
+    assert (tmp_path / "w.bin").read_bytes() == before
+
+
 def test_an_output_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     loaded = load(parse(RELU), tmp_path)
     for target in (tmp_path / "no" / "such" / "folder.onnx", tmp_path, Path("/proc/nothing.onnx")):
