@@ -139,14 +139,21 @@ def resolve(name: str) -> Gpu:
         return _device()
     if match := re.fullmatch(r"(?:sm)?(\d{2,3})[af]?", wanted):
         return _architecture(int(match[1]), name)
-    if wanted in _TOO_OLD:
-        raise _refused(name, _TOO_OLD[wanted])
+    if old := _too_old(name):
+        raise _refused(name, old)
     if gpu := _by_key().get(wanted):
         return gpu
     known = {key: gpu.name for key, gpu in _by_key().items()}
     close = dict.fromkeys(known[key] for key in difflib.get_close_matches(wanted, known, n=4, cutoff=0.6))
     meant = f"did you mean {', '.join(close)}?" if close else "`onnxfuse plugins list` shows the names"
     raise BadInput(f"GPU {name!r} is not known; {meant} (sm_NN names a compute capability)")
+
+
+def _too_old(name: str) -> int:
+    """Compute capability of a GPU that TensorRT left behind, also where its memory and form follow: "Tesla V100-SXM2-16GB". Else 0."""
+    words = re.split(r"[\s_\-.]+", name.strip().lower())
+    starts = (_key(" ".join(words[:count])) for count in range(len(words), 0, -1))
+    return next((_TOO_OLD[start] for start in starts if start in _TOO_OLD), 0)
 
 
 def _key(name: str) -> str:

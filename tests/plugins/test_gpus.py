@@ -41,7 +41,18 @@ def test_names(name: str, found: str, sm: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "capability"),
-    [("v100", "7.0"), ("V100", "7.0"), ("Tesla P100", "6.0"), ("GTX 1080 Ti", "6.1"), ("sm_70", "7.0"), ("sm_61", "6.1")],
+    [
+        ("v100", "7.0"),
+        ("V100", "7.0"),
+        ("Tesla P100", "6.0"),
+        ("GTX 1080 Ti", "6.1"),
+        ("sm_70", "7.0"),
+        ("sm_61", "6.1"),
+        ("Tesla V100-SXM2-16GB", "7.0"),
+        ("Tesla M40 24GB", "5.2"),
+        ("NVIDIA TITAN V", "7.0"),
+        ("Tesla P4", "6.1"),
+    ],
 )
 def test_too_old(name: str, capability: str) -> None:
     with pytest.raises(BadInput) as fault:
