@@ -85,7 +85,10 @@ def _compare_verdict(report: Report) -> Verdict:
 def _optimize_verdict(report: Report) -> Verdict:
     sites = report.get("sites") or []
     fused = sum(site["decision"] == "fused" for site in sites)
-    counts = f"{_many(fused, 'site')} fused" + (f", {len(sites) - fused} kept as they were" if fused < len(sites) else "")
+    kept = len(sites) - fused
+    counts = f"{_many(fused, 'site')} fused"
+    if kept:
+        counts += f", {kept} kept as {'it was' if kept == 1 else 'they were'}"
     check = report.get("check")
     if not check:
         return Verdict(None, counts, ("The outputs were not checked.",))

@@ -20,7 +20,7 @@ def shown(report: dict[str, object]) -> str:
 
 def test_optimize_shows_sites_misses_and_outputs() -> None:
     text = shown(sample.optimize())
-    assert text.startswith("✓ y.onnx: 3 sites fused, 1 kept as they were; the outputs agree")
+    assert text.startswith("✓ y.onnx: 3 sites fused, 1 kept as it was; the outputs agree")
     for words in ("layernorm", "bias_gelu", "no verdict y", "constant is y", "NaN at the same 1 place", "note: a note on y"):
         assert words in text
 
