@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= 4 else set()
     defaults = {name: constants.pop(name) for name in list(constants) if name in inputs}
     del proto.graph.initializer[:]
-    constants.update(_lift(proto.graph, folder, constants))
+    constants.update(_lift(proto.graph, folder, constants, bodies=proto.ir_version >= 4))
     constants.update(_densify(proto.graph))
     put_constants(proto.graph, constants)
     _arrange(proto.graph)
@@ -117,25 +118,53 @@ def _densify(graph: GraphProto) -> dict[str, np.ndarray[Any, Any]]:
     return {tensor.values.name: array for tensor, array in zip(sparse, values, strict=True) if array is not None}
 
 
-def _lift(graph: GraphProto, folder: Path | None, known: Mapping[str, object]) -> dict[str, weights.Weight]:
-    """Takes large Constant nodes out of a graph: their values by name."""
-    outputs = {value.name for value in graph.output}
+def _lift(graph: GraphProto, folder: Path | None, known: Mapping[str, object], bodies: bool) -> dict[str, weights.Weight]:
+    """Takes large Constant nodes out of a graph, and with `bodies` out of its subgraphs where the name is unique: their values by name."""
+    inner = list(_bodies(graph)) if bodies else []
     lifted: dict[str, weights.Weight] = {}
+    if inner:
+        names = Counter(_given(graph))
+        for body in inner:
+            _take_large(body, folder, lifted, lambda name: names[name] == 1 and name not in known)
+    _take_large(graph, folder, lifted, lambda name: name not in known and name not in lifted)
+    return lifted
+
+
+def _take_large(graph: GraphProto, folder: Path | None, lifted: dict[str, weights.Weight], free: Callable[[str], bool]) -> None:
+    outputs = {value.name for value in graph.output}
     kept: list[NodeProto] = []
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in _STANDARD and len(node.output) == 1 and len(node.attribute) == 1:
             tensor, name = node.attribute[0].t, node.output[0]
-            plain = node.attribute[0].name == "value" and name and name not in outputs and name not in known and name not in lifted
+            plain = node.attribute[0].name == "value" and name and isinstance(name, str) and name not in outputs and free(name)
             if plain and tensor.data_type in weights.NUMPY and weights.byte_size(list(tensor.dims), tensor.data_type) > SMALL:
                 tensor.name = name
                 lifted[name] = weights.Weight(tensor, folder)
                 continue
         kept.append(node)
-    if lifted:
+    if len(kept) < len(graph.node):
         rest = GraphProto(node=kept)
         del graph.node[:]
         graph.node.MergeFrom(rest.node)
-    return lifted
+
+
+def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
+    """The subgraphs of a graph, the innermost first."""
+    for node in graph.node:
+        for body in node_graphs(node):
+            yield from _bodies(body)
+            yield body
+
+
+def _given(graph: GraphProto) -> Iterator[str]:
+    """Every name that a graph or a subgraph of it gives to a value, as often as it does."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield from node.output
+        for body in node_graphs(node):
+            yield from _given(body)
 
 
 def _header(proto: ModelProto) -> ModelProto:
