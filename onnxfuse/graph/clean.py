@@ -6,6 +6,7 @@ something large out of something small, or touch Q/DQ pairs, random operators, s
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -178,7 +179,7 @@ def _elements(node: gs.Node, known: dict[int, tuple[Dims, bool]]) -> tuple[Dims,
         if node.op == "Shape":
             start, end = node.attrs.get("start", 0), node.attrs.get("end", len(dims))
             return dims[slice(start, end)], False
-        return ([int(np.prod(dims, dtype=np.int64))] if None not in dims else [None]), True  # type: ignore[arg-type]
+        return ([math.prod(dims)] if None not in dims else [None]), True  # type: ignore[arg-type]
     source = known.get(id(node.inputs[0])) if node.inputs else None
     if node.op == "Concat":
         return _concat(node, known)
@@ -319,7 +320,7 @@ def _elements_of(tensor: gs.Tensor) -> int | None:
     shape = query.shape(tensor)
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
-    return int(np.prod(shape, dtype=np.int64)) if shape else 1  # type: ignore[arg-type]
+    return math.prod(shape)  # type: ignore[arg-type]
 
 
 def _made_by(node: gs.Node) -> int:
@@ -350,7 +351,7 @@ def _result_bytes(node: gs.Node) -> int | None:
             sizes = [_elements_of(source) for source in node.inputs if not source.is_empty()]
             if any(size is None for size in sizes):
                 return None
-            count = int(np.prod([max(size, 1) for size in sizes if size is not None], dtype=np.float64))
+            count = math.prod(max(size, 1) for size in sizes if size is not None)
         dtype = query.dtype(tensor)
         total += count * (_itemsize(dtype))
     return total
