@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,15 @@ def measure(candidate: Candidate) -> results.Row:
     fresh, fresh_reason = _runs_in_fresh_process(engines["fused"], feeds, got["fused"], work)
     notes = [] if fresh else [f"fresh process: {fresh_reason}"]
     if "trt_fp16_flag" in candidate.others:
-        reason = _add_fp16_flag(loaded, model, work, shapes, cache)
+        reason = _add_fp16_flag(engines, model, work, shapes, cache)
         notes += [f"trt_fp16_flag: {reason}"] if reason else []
     clock.lap("check")
 
-    timed = timing.time_engines(loaded, feeds, samples=candidate.samples)
-    clock.lap("time")
     for engine in loaded.values():
         engine.close()
-    others = {"trt_fp16_flag": timed.median("trt_fp16_flag").to_dict()} if "trt_fp16_flag" in loaded else {}
+    timed = timing.time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, feeds, samples=candidate.samples)
+    clock.lap("time")
+    others = {"trt_fp16_flag": timed.median("trt_fp16_flag").to_dict()} if "trt_fp16_flag" in engines else {}
     if "pytorch_graph" in candidate.others:
         answer = pytorch_graph(candidate)
         if "median" in answer:
@@ -115,7 +116,8 @@ def measure(candidate: Candidate) -> results.Row:
         "precisions": {name: known.precisions for name, known in manifests.items()},
         "build_seconds": {name: known.build_seconds for name, known in manifests.items()},
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
-        "samples": candidate.samples,
+        "samples": len(timed.samples["fused"]),
+        "placements_ms": {name: [round(ms, 5) for ms in timed.by_placement(name)] for name in ("automatic", "fused")},
         "cuda_graph": all(timed.captured.values()),
         "clocks_mhz": {"before": timed.before.sm, "after": timed.after.sm},
         "marks": marks,
@@ -277,12 +279,12 @@ def _fixed_shapes(model: Path, feeds: Mapping[str, Array]) -> list[str]:
     return [f"{spec.name}:{'x'.join(map(str, feeds[spec.name].shape))}" for spec in inputs_of(model) if spec.dynamic and spec.name in feeds]
 
 
-def _add_fp16_flag(engines: dict[str, Engine], model: Path, work: Path, shapes: list[str], cache: Path | None) -> str | None:
+def _add_fp16_flag(engines: dict[str, Path], model: Path, work: Path, shapes: list[str], cache: Path | None) -> str | None:
     """Adds the weakly typed engine of the untouched model; returns why there is none."""
     out = work / "fp16_flag.engine"
     try:
         build.build_reference_fp16flag(model, out, shapes=shapes, timing_cache=cache)
-        engines["trt_fp16_flag"] = Engine.load(out)
+        engines["trt_fp16_flag"] = out
     except OnnxfuseError as error:
         return str(error)
     return None

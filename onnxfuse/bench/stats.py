@@ -1,7 +1,8 @@
 """Medians with an interval, and what follows from one: faster, slower, or a draw.
 
 Latency samples of one process are not independent (clocks and temperature drift), so the bootstrap resamples blocks of
-neighbours rather than single samples (circular block bootstrap: Politis and Romano, 1992), of length n^(1/3).
+neighbours rather than single samples (circular block bootstrap: Politis and Romano, 1992), of length n^(1/3). Where
+samples were taken in several placements of the engines in memory, placements are resampled first, and blocks within them.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ class Interval:
         return {name: round(value, digits) for name, value in asdict(self).items()}
 
 
-def bootstrap_median(samples: Sequence[float], seed: int = 0) -> Interval:
-    """The median of `samples` and its interval. ValueError for no samples, or one that is not a positive finite number."""
+def bootstrap_median(samples: Sequence[float], seed: int = 0, placements: int = 1) -> Interval:
+    """The median of `samples` and its interval; `placements` equal parts of the samples are one placement each.
+
+    ValueError for no samples, or one that is not a positive finite number.
+    """
     values = _checked(samples)
-    index = _blocks(len(values), seed)
+    index = _resampled(len(values), placements, seed)
     medians = np.median(values[index], axis=1)
     low, high = _tails(medians)
     return Interval(float(np.median(values)), low, high)
 
 
-def bootstrap_ratio(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Interval:
+def bootstrap_ratio(a: Sequence[float], b: Sequence[float], seed: int = 0, placements: int = 1) -> Interval:
     """median(a) / median(b) and its interval; above 1, b is the faster one.
 
     Samples are paired: a[i] and b[i] were taken next to each other, and are resampled together, so that a drift that
@@ -54,7 +58,7 @@ def bootstrap_ratio(a: Sequence[float], b: Sequence[float], seed: int = 0) -> In
     first, second = _checked(a), _checked(b)
     if len(first) != len(second):
         raise ValueError(f"paired samples must be equally many, not {len(first)} and {len(second)}")
-    index = _blocks(len(first), seed)
+    index = _resampled(len(first), placements, seed)
     ratios = np.median(first[index], axis=1) / np.median(second[index], axis=1)
     low, high = _tails(ratios)
     return Interval(float(np.median(first) / np.median(second)), low, high)
@@ -76,13 +80,18 @@ def _checked(samples: Sequence[float]) -> NDArray[np.float64]:
     return values
 
 
-def _blocks(count: int, seed: int) -> NDArray[np.intp]:
-    """RESAMPLES rows of `count` indices, made of blocks of neighbours."""
-    length = max(1, round(count ** (1 / 3)))
-    blocks = -(-count // length)
-    starts = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, blocks))
-    index = (starts[:, :, None] + np.arange(length)) % count
-    return index.reshape(RESAMPLES, -1)[:, :count]
+def _resampled(count: int, placements: int, seed: int) -> NDArray[np.intp]:
+    """RESAMPLES rows of indices: placements drawn with replacement, and in each of them blocks of neighbours."""
+    if count % placements:
+        raise ValueError(f"{count} samples are not {placements} equal parts")
+    rng = np.random.default_rng(seed)
+    each = count // placements
+    length = max(1, round(each ** (1 / 3)))
+    starts = rng.integers(0, each, size=(RESAMPLES, placements, -(-each // length)))
+    index = ((starts[..., None] + np.arange(length)) % each).reshape(RESAMPLES, placements, -1)[..., :each]
+    drawn = rng.integers(0, placements, size=(RESAMPLES, placements)) if placements > 1 else np.zeros((RESAMPLES, 1), np.intp)
+    rows: NDArray[np.intp] = (index + each * drawn[..., None]).reshape(RESAMPLES, count)
+    return rows
 
 
 def _tails(values: NDArray[np.float64]) -> tuple[float, float]:

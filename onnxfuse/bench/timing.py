@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from onnxfuse.bench.stats import Interval, bootstrap_median, bootstrap_ratio
 from onnxfuse.engine import trt
 from onnxfuse.engine.run import Array, Engine, cast_feeds
@@ -22,7 +24,10 @@ SAMPLE_MS = 2.0
 CLOCK_TOLERANCE = 0.03
 """Largest relative change of the SM clock between the start and the end of the samples."""
 WIDTH_LIMIT = 0.03
-"""Widest interval, relative to its median, that still says something."""
+"""Widest interval of one placement, relative to its median, that still says something."""
+PLACEMENTS = 8
+"""How often engines are loaded anew where their speed is compared."""
+PLACED_WARM_UP_SECONDS = 0.2
 
 Runner = Callable[[int], float]
 """Runs a thing so many times, back to back, and answers the milliseconds of all together."""
@@ -51,14 +56,60 @@ class Timings:
     after: Clocks
     marks: tuple[str, ...]
     """Reasons not to trust the figures, one line each; empty is good."""
+    placements: int = 1
+    """Into how many equal parts, each of another placement of the engines in memory, the samples fall."""
 
     def median(self, name: str) -> Interval:
         """Milliseconds of one run."""
-        return bootstrap_median(self.samples[name])
+        return bootstrap_median(self.samples[name], placements=self.placements)
 
     def ratio(self, automatic: str, fused: str) -> Interval:
         """Time of `automatic` over time of `fused`: above 1, `fused` is faster."""
-        return bootstrap_ratio(self.samples[automatic], self.samples[fused])
+        return bootstrap_ratio(self.samples[automatic], self.samples[fused], placements=self.placements)
+
+    def by_placement(self, name: str) -> list[float]:
+        """The median of each placement, in milliseconds."""
+        return [float(part) for part in np.median(np.reshape(self.samples[name], (self.placements, -1)), axis=1)]
+
+
+def time_placed(
+    load: Mapping[str, Callable[[], Engine]],
+    feeds: Mapping[str, Array],
+    samples: int = 200,
+    placements: int = PLACEMENTS,
+    warm_up: float = PLACED_WARM_UP_SECONDS,
+) -> Timings:
+    """As `time_engines`, with the engines loaded anew `placements` times, each time elsewhere in memory and in another order.
+
+    One engine file runs up to 7 % faster or slower from one loading to the next (bert-base on an H200), longer than any interval of
+    the samples of one loading: where weights and activations lie decides what the caches and memory channels make of them.
+    """
+    each = -(-max(samples, 2 * placements) // placements)
+    driver = trt.activate()
+    rng = np.random.default_rng(0)
+    parts: list[Timings] = []
+    names = list(load)
+    for _ in range(placements):
+        with contextlib.ExitStack() as stack:
+            spacer = driver.mem_alloc(int(rng.integers(1, 256)) << 20)  # moves what is loaded after it
+            stack.callback(spacer.free)
+            engines = {name: stack.enter_context(load[name]()) for name in names}
+            parts.append(time_engines({name: engines[name] for name in load}, feeds, each, warm_up))
+        names = [*names[1:], names[0]]
+    return joined(parts)
+
+
+def joined(parts: Sequence[Timings]) -> Timings:
+    """The samples of several placements as one; marks are those of any."""
+    return Timings(
+        samples={name: [sample for part in parts for sample in part.samples[name]] for name in parts[0].samples},
+        replays=parts[0].replays,
+        captured={name: all(part.captured[name] for part in parts) for name in parts[0].captured},
+        before=parts[0].before,
+        after=parts[-1].after,
+        marks=tuple(dict.fromkeys(mark for part in parts for mark in part.marks)),
+        placements=len(parts),
+    )
 
 
 def time_engines(

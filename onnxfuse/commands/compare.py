@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         for path in others:
             checked = _check_engine if path in engines else _check_model
             rows.append(checked(wanted, reference, path, names[path], given, engines.get(path), runtime, progress))
-        latency = _latency(wanted, {names[path]: engine for path, engine in engines.items()}, given, progress)
+        latency = _latency(wanted, {names[path]: path for path in engines}, given, progress)
     label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
@@ -252,15 +253,16 @@ def _row(name: str, path: Path, kind: str, check: Check) -> dict[str, Any]:
     return {"name": name, "path": str(path), "kind": kind, "check": check}
 
 
-def _latency(wanted: Wanted, engines: Mapping[str, Any], given: Reference, progress: Progress) -> dict[str, Any] | None:
+def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Reference, progress: Progress) -> dict[str, Any] | None:
     """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
     if not engines:
         return None
     from onnxfuse.bench.stats import verdict
-    from onnxfuse.bench.timing import time_engines
+    from onnxfuse.bench.timing import time_placed
+    from onnxfuse.engine.run import Engine
 
     progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
-    timings = time_engines(engines, given.feeds[0], samples=wanted.samples)
+    timings = time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, given.feeds[0], samples=wanted.samples)
     baseline, *rest = engines
     ratios = {name: timings.ratio(baseline, name) for name in rest}
     return {
@@ -268,6 +270,7 @@ def _latency(wanted: Wanted, engines: Mapping[str, Any], given: Reference, progr
         "baseline": baseline,
         "ratios": {name: {**ratio.to_dict(), "verdict": verdict(ratio)} for name, ratio in ratios.items()},
         "samples": wanted.samples,
+        "placements": timings.placements,
         "marks": list(timings.marks),
     }
 

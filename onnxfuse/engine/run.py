@@ -19,6 +19,8 @@ from onnxfuse.engine.trt import EngineFault, TensorSpec
 from onnxfuse.errors import BadInput
 
 Array = NDArray[Any]
+# How a 64-bit little-endian shared library begins (System V ABI, "ELF Header"); TensorRT embeds plugin libraries as they are.
+CODE = b"\x7fELF\x02\x01\x01"
 
 
 class Engine:
@@ -55,7 +57,8 @@ class Engine:
         """The engine at `path`, with the plugins that its manifest names.
 
         Code inside the engine (embedded plugins) is executed only if the manifest beside it was written for exactly
-        this file. An engine without a manifest is loaded without its code. Raises BadInput for no engine, a manifest of
+        this file. An engine that holds code and has no manifest is refused here: TensorRT 10.6 executes it also where
+        `engine_host_code_allowed` is off. Raises BadInput for no engine, a manifest of
         another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
         TensorRT or GPU.
         """
@@ -74,6 +77,11 @@ class Engine:
                 )
             if manifest.plugins is not None and not manifest.plugins.embedded:
                 trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
+        if manifest is None and CODE in data:
+            raise BadInput(
+                f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
+                "vouches for it; put that file beside it, or build the engine here"
+            )
         embedded = manifest is not None and manifest.plugins is not None and manifest.plugins.embedded
         return cls(data, str(path), manifest=manifest, host_code=embedded)
 

@@ -8,21 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from onnxfuse.bench.stats import Interval
+
 # The element type that each --precision leads to; "keep" and fp32 leave what the model has.
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 # A measurement of another GPU or precision is an estimate, and must have won by this much to be followed.
 ESTIMATE_MARGIN = 1.05
 # Rows of a tensor are classed by the next power of two: times change little within one class.
 UNKNOWN_ROWS = 0
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median with its 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Candidate:
     monkeypatch.setattr(measure, "_optimized", optimized)
     monkeypatch.setattr(measure, "build", SimpleNamespace(build=build, build_reference_fp16flag=build))
     monkeypatch.setattr(measure, "Engine", StandIn)
-    monkeypatch.setattr(measure.timing, "time_engines", timings)
+    monkeypatch.setattr(measure.timing, "time_placed", timings)
     return Candidate(
         name="block", model=str(model), inputs=str(tmp_path / "feeds.npz"), dims={}, precision="fp16", policy="all", samples=200,
         work=str(tmp_path / "work"), timing_cache=str(tmp_path / "t.cache"), others=("trt_fp16_flag",),

@@ -80,3 +80,24 @@ def test_samples_that_are_no_times(samples: list[float]) -> None:
 def test_unpaired_samples() -> None:
     with pytest.raises(ValueError, match="not 2 and 3"):
         bootstrap_ratio([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_placements_widen_the_interval_to_what_they_differ_by() -> None:
+    """Each placement is steady, but they differ: an interval that ignores them would be far too sure."""
+    rng = np.random.default_rng(3)
+    levels = np.repeat(1 + 0.03 * rng.standard_normal(8), 25)
+    samples = list(levels * (1 + 1e-4 * rng.standard_normal(200)))
+    placed, ignoring = bootstrap_median(samples, placements=8), bootstrap_median(samples)
+    assert placed.width > 2 * ignoring.width
+    assert placed.covers(1.0)
+
+
+def test_a_ratio_over_placements_covers_what_changes_sign_between_them() -> None:
+    a = np.repeat([1.0, 1.06, 0.98, 1.05], 50)
+    b = np.repeat([1.04, 1.0, 1.0, 1.01], 50)
+    assert verdict(bootstrap_ratio(list(a), list(b), placements=4)) == "draw"
+
+
+def test_samples_must_fall_into_equal_placements() -> None:
+    with pytest.raises(ValueError, match="not 3 equal parts"):
+        bootstrap_median([1.0] * 10, placements=3)

@@ -98,3 +98,11 @@ def test_without_tensorrt_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(run.trt, "tensorrt", missing)
     with pytest.raises(MissingHere):
         Engine.load(path)
+
+
+def test_an_engine_that_holds_code_needs_a_manifest(tmp_path: Path) -> None:
+    """Refused before TensorRT sees it."""
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"plan" + run.CODE + b"plugin library")
+    with pytest.raises(BadInput, match=r"cannot load this engine: it holds code .*no manifest m\.engine\.json vouches for it"):
+        Engine.load(path)

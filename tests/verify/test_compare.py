@@ -185,8 +185,9 @@ def engines(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
             median=lambda name: bootstrap_median(samples[name]),
             ratio=lambda a, b: bootstrap_ratio(samples[a], samples[b]),
             marks=("a mark",),
+            placements=1,
         )
-        monkeypatch.setattr("onnxfuse.bench.timing.time_engines", lambda engines, feeds, samples: timings)
+        monkeypatch.setattr("onnxfuse.bench.timing.time_placed", lambda engines, feeds, samples: timings)
         return compare.run(compare.Wanted(model, tuple(stands), None, 0, 2, {}, None, None, 50))
 
     return compared
