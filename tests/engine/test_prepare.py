@@ -181,3 +181,49 @@ def test_no_file(tmp_path: Path) -> None:
         prepare.for_parser(tmp_path / "absent.onnx", ALL)
     with pytest.raises(BadInput, match="is a directory"):
         prepare.for_parser(tmp_path, ALL)
+
+
+def test_a_sum_that_nobody_reads_is_not_asked_for(tmp_path: Path) -> None:
+    model = models.block()
+    del model.graph.output[1]  # it still has its name in the node
+    node = next(n for n in prepared(models.saved(model, tmp_path), ALL).graph.node if n.name == "norm_0")
+    assert list(node.output) == ["n"]
+    assert attributes(node)["outputs"] == 1
+
+
+@pytest.mark.parametrize(("op_type", "kind"), [("BiasGelu", None), ("BiasGeluTanh", b"tanh"), ("BiasQuickGelu", b"quick")])
+def test_kinds_of_a_gelu_have_one_creator(tmp_path: Path, op_type: str, kind: bytes | None) -> None:
+    model = models.block()
+    gelu = next(n for n in model.graph.node if n.name == "gelu_0")
+    gelu.op_type = op_type
+    if kind is not None:
+        del gelu.attribute[:]
+    path = models.saved(model, tmp_path)
+    assert prepare.plugin_ops_in(path, ALL) == {op_type, "SkipLayerNormalization"}
+    node = next(n for n in prepared(path, ALL).graph.node if n.name == "gelu_0")
+    assert node.op_type == "BiasGelu"
+    assert attributes(node)["approximate"] == (kind or b"none")
+
+
+def test_the_layer_norm_of_an_older_version_is_given_as_the_native_one(tmp_path: Path) -> None:
+    """Its function would be taken apart into primitives in float32; the parser has an importer whatever version the model imports."""
+    from onnxfuse.fusions.layernorm import FUSION
+
+    (function,) = FUSION.functions(13)
+    node = helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["y"], name="norm", domain="onnxfuse", epsilon=0.25, dtype=1)
+    shapes = {"x": [2, 8], "scale": [8], "bias": [8], "y": [2, 8]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", values[:3], values[3:])
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("onnxfuse", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=7)
+    made = prepared(models.saved(model, tmp_path), frozenset())
+    (native,) = made.graph.node
+    assert (native.domain, native.op_type, native.name) == ("", "LayerNormalization", "norm")
+    assert attributes(native) == {"axis": -1, "epsilon": 0.25}
+    assert not made.functions
+    # The same values, where a runtime knows the operator.
+    made.opset_import[0].version = 17
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("x", (2, 8)), ("scale", 8), ("bias", 8))}
+    want = outputs(model.SerializeToString(), feeds)[0]
+    np.testing.assert_allclose(outputs(made.SerializeToString(), feeds)[0], want, rtol=1e-5, atol=1e-6)
