@@ -119,12 +119,14 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.work) as folder:
         for name, path in models(Path(folder), arguments.models):
             rows += measure(name, path, tools, arguments.rounds, arguments.timeout, slow)
-            if name.startswith("nodes-"):
-                slow |= {
-                    row["tool"]: f"over {arguments.timeout:.0f} s at {name}" for row in rows if row["model"] == name and "timeout" in row
-                }
-            elif name == MODELS[-1].name:
-                slow = {}
+            late = [row["tool"] for row in rows if row["model"] == name and "timeout" in row]
+            slow = slow | dict.fromkeys(late, f"over {arguments.timeout:.0f} s at {name}") if name.startswith("nodes-") else {}
+            _save(arguments, load, tools, rows)  # an interrupted run keeps what it has measured
+    print(table(json.loads(arguments.out.read_text(encoding="utf-8"))))
+    return 0
+
+
+def _save(arguments: argparse.Namespace, load: float, tools: Sequence[str], rows: Sequence[Row]) -> None:
     data = {
         "schema": results.SCHEMA,
         "date": datetime.date.today().isoformat(),
@@ -137,8 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(arguments.out) as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    print(table(data))
-    return 0
 
 
 def _version(tool: str) -> str | None:
