@@ -90,25 +90,8 @@ class LayerNorm(Fusion):
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:
             return ()
-        function = _bodies.define(
-            opset,
-            f"""LayerNormalization <epsilon, dtype> (X, Scale, Bias) => (Y) {{
-                x = Cast <to = 1> (X)
-                {_bodies.row_mean(opset, "mean", "x")}
-                centered = Sub (x, mean)
-                square = Mul (centered, centered)
-                {_bodies.row_mean(opset, "variance", "square")}
-                {_bodies.epsilon(opset)}
-                shifted = Add (variance, eps)
-                root = Sqrt (shifted)
-                norm = Div (centered, root)
-                scale = Cast <to = 1> (Scale)
-                bias = Cast <to = 1> (Bias)
-                scaled = Mul (norm, scale)
-                y = Add (scaled, bias)
-                Y = Cast <to: int = @dtype> (y)
-            }}""",
-        )
+        norm = statements(opset, "X", "Scale", "Bias", "Y")
+        function = _bodies.define(opset, f"LayerNormalization <epsilon, dtype> (X, Scale, Bias) => (Y) {{ {norm} }}")
         return (function,)
 
 
@@ -123,6 +106,26 @@ def _affine(match: Match, count: int) -> Refusal | None:
         if refusal:
             return refusal
     return None
+
+
+def statements(opset: int, x: str, scale: str, bias: str, y: str) -> str:
+    """A function's statements for `y`, of the attributes epsilon and dtype: the native operator where there is one."""
+    if opset >= NATIVE:
+        return f"{y} = LayerNormalization <axis = -1, epsilon: float = @epsilon> ({x}, {scale}, {bias})"
+    return f"""wide = Cast <to = 1> ({x})
+        {_bodies.row_mean(opset, "mean", "wide")}
+        centered = Sub (wide, mean)
+        square = Mul (centered, centered)
+        {_bodies.row_mean(opset, "variance", "square")}
+        {_bodies.epsilon(opset)}
+        shifted = Add (variance, eps)
+        root = Sqrt (shifted)
+        norm = Div (centered, root)
+        wide_scale = Cast <to = 1> ({scale})
+        wide_bias = Cast <to = 1> ({bias})
+        scaled = Mul (norm, wide_scale)
+        offset = Add (scaled, wide_bias)
+        {y} = Cast <to: int = @dtype> (offset)"""
 
 
 FUSION = LayerNorm()

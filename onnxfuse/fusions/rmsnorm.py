@@ -76,22 +76,24 @@ class RMSNorm(Fusion):
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:
             return ()
-        function = _bodies.define(
-            opset,
-            f"""RMSNormalization <epsilon, dtype> (X, Scale) => (Y) {{
-                x = Cast <to = 1> (X)
-                square = Mul (x, x)
-                {_bodies.row_mean(opset, "mean", "square")}
-                {_bodies.epsilon(opset)}
-                shifted = Add (mean, eps)
-                root = Sqrt (shifted)
-                norm = Div (x, root)
-                scale = Cast <to = 1> (Scale)
-                y = Mul (norm, scale)
-                Y = Cast <to: int = @dtype> (y)
-            }}""",
-        )
-        return (function,)
+        norm = statements(opset, "X", "Scale", "Y")
+        return (_bodies.define(opset, f"RMSNormalization <epsilon, dtype> (X, Scale) => (Y) {{ {norm} }}"),)
+
+
+def statements(opset: int, x: str, scale: str, y: str) -> str:
+    """A function's statements for `y`, of the attributes epsilon and dtype: the native operator where there is one."""
+    if opset >= NATIVE:
+        return f"{y} = RMSNormalization <axis = -1, epsilon: float = @epsilon> ({x}, {scale})"
+    return f"""wide = Cast <to = 1> ({x})
+        square = Mul (wide, wide)
+        {_bodies.row_mean(opset, "mean", "square")}
+        {_bodies.epsilon(opset)}
+        shifted = Add (mean, eps)
+        root = Sqrt (shifted)
+        norm = Div (wide, root)
+        wide_scale = Cast <to = 1> ({scale})
+        scaled = Mul (norm, wide_scale)
+        {y} = Cast <to: int = @dtype> (scaled)"""
 
 
 FUSION = RMSNorm()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions import _bodies, _norms, _residual
+from onnxfuse.fusions import _bodies, _norms, _residual, layernorm
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
 from onnxfuse.fusions.pattern import DOMAIN, Pattern, canonical, either, tensor
 from onnxfuse.graph import query
@@ -47,24 +47,12 @@ class SkipLayerNorm(Fusion):
         return new.node("SkipLayerNormalization", inputs, _residual.outputs(match), attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        norm = layernorm.statements(opset, "sum", "gamma", "beta", "output")
         function = _bodies.define(
             opset,
             f"""SkipLayerNormalization <epsilon, dtype> (input, skip, gamma, beta, bias) => (output, sum) {{
                 {_residual.SUM}
-                x = Cast <to = 1> (sum)
-                {_bodies.row_mean(opset, "mean", "x")}
-                centered = Sub (x, mean)
-                square = Mul (centered, centered)
-                {_bodies.row_mean(opset, "variance", "square")}
-                {_bodies.epsilon(opset)}
-                shifted = Add (variance, eps)
-                root = Sqrt (shifted)
-                norm = Div (centered, root)
-                scale = Cast <to = 1> (gamma)
-                offset = Cast <to = 1> (beta)
-                scaled = Mul (norm, scale)
-                y = Add (scaled, offset)
-                output = Cast <to: int = @dtype> (y)
+                {norm}
             }}""",
         )
         return (function,)

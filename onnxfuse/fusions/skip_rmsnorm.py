@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions import _bodies, _norms, _residual
+from onnxfuse.fusions import _bodies, _norms, _residual, rmsnorm
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
 from onnxfuse.fusions.pattern import DOMAIN, canonical, tensor
 from onnxfuse.graph import query
@@ -39,20 +39,12 @@ class SkipRMSNorm(Fusion):
         return new.node("SkipRMSNormalization", inputs, _residual.outputs(match), attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        norm = rmsnorm.statements(opset, "sum", "gamma", "output")
         function = _bodies.define(
             opset,
             f"""SkipRMSNormalization <epsilon, dtype> (input, skip, gamma, bias) => (output, sum) {{
                 {_residual.SUM}
-                x = Cast <to = 1> (sum)
-                square = Mul (x, x)
-                {_bodies.row_mean(opset, "mean", "square")}
-                {_bodies.epsilon(opset)}
-                shifted = Add (mean, eps)
-                root = Sqrt (shifted)
-                norm = Div (x, root)
-                scale = Cast <to = 1> (gamma)
-                y = Mul (norm, scale)
-                output = Cast <to: int = @dtype> (y)
+                {norm}
             }}""",
         )
         return (function,)
