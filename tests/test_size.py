@@ -81,6 +81,27 @@ def test_what_many_nodes_share_costs_no_more_with_more_of_them(tmp_path: Path) -
     assert calls(800) <= 1.1 * calls(100)
 
 
+def test_folding_weights_costs_no_more_with_more_readers_or_longer_chains(tmp_path: Path) -> None:
+    """Many that read one weight and together would make more than it is; a chain of which each link makes more than it frees."""
+
+    def calls(count: int) -> float:
+        nodes = [helper.make_node("Transpose", ["w"], [f"t{i}"]) for i in range(count)]
+        nodes += [helper.make_node("MatMul", ["x", f"t{i}"], [f"y{i}"]) for i in range(count)]
+        nodes += [helper.make_node("Concat", [f"c{i}", "v"], [f"c{i + 1}"], axis=0) for i in range(count)]
+        weights = [numpy_helper.from_array(np.ones((160, 160), np.float32), name) for name in ("w", "v", "c0")]
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 160]) for name in (f"y{i}" for i in range(count))]
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 160])]
+        nodes.append(helper.make_node("Gather", [f"c{count}", "i"], ["z"]))
+        inputs.append(helper.make_tensor_value_info("i", TensorProto.INT64, [1]))
+        outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 160]))
+        graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+        path = tmp_path / f"{count}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        return counted(lambda: pipeline.optimize(path, tmp_path / "out.onnx", check=False)) / count
+
+    assert calls(400) <= 1.1 * calls(50)
+
+
 def test_a_graph_is_indexed_again_only_after_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Model] = []
     original = Index.of

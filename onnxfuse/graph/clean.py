@@ -284,16 +284,19 @@ def _foldable(graph: gs.Graph, outputs: query.Outputs) -> tuple[list[gs.Node], l
 
 def _without_growth(large: dict[int, gs.Node]) -> list[gs.Node]:
     """Leaves out nodes that read a weight which stays anyway, or that make more elements than they free."""
+    made = {id(tensor) for node in large.values() for tensor in node.outputs}
     while True:
-        made = {id(tensor): node for node in large.values() for tensor in node.outputs}
-        bad = [node for node in large.values() if not _frees(node, large, made)]
-        if not bad:
+        count = len(large)
+        goes: dict[int, bool] = {}  # weight -> is it no longer needed, and not outgrown by what is made of it
+        for node in list(large.values()):
+            if not _frees(node, large, made, goes):
+                del large[id(node)]
+                made.difference_update(map(id, node.outputs))
+        if len(large) == count:
             return list(large.values())
-        for node in bad:
-            del large[id(node)]
 
 
-def _frees(node: gs.Node, large: dict[int, gs.Node], made: dict[int, gs.Node]) -> bool:
+def _frees(node: gs.Node, large: dict[int, gs.Node], made: set[int], goes: dict[int, bool]) -> bool:
     freed = 0
     for tensor in node.inputs:
         if tensor.is_empty():
@@ -303,9 +306,10 @@ def _frees(node: gs.Node, large: dict[int, gs.Node], made: dict[int, gs.Node]) -
         size = _elements_of(tensor)
         if size is None or size * 4 <= _SMALL:
             continue
-        if any(id(reader) not in large for reader in tensor.outputs):
-            return False
-        if sum(_made_by(reader) for reader in {id(r): r for r in tensor.outputs}.values()) > size:
+        if id(tensor) not in goes:
+            readers = {id(reader): reader for reader in tensor.outputs}
+            goes[id(tensor)] = all(key in large for key in readers) and sum(map(_made_by, readers.values())) <= size
+        if not goes[id(tensor)]:
             return False
         freed += size
     return _made_by(node) <= freed
@@ -363,18 +367,18 @@ def _chains(nodes: list[gs.Node]) -> list[list[gs.Node]]:
     chains: list[list[gs.Node]] = []
     for node in nodes:
         before = [chain_of[id(tensor)] for tensor in node.inputs if id(tensor) in chain_of]
-        chain = before[0] if before else []
-        for other in before[1:]:
+        chain = max(before, key=len, default=[])
+        for other in before:
             if other is not chain:
                 chain += other
                 for member in other:
                     chain_of.update((id(tensor), chain) for tensor in member.outputs)
-                chains.remove(other)
+                other.clear()
         if not before:
             chains.append(chain)
         chain.append(node)
         chain_of.update((id(tensor), chain) for tensor in node.outputs)
-    return chains
+    return [chain for chain in chains if chain]
 
 
 def _replace(model: Model, graph: gs.Graph, nodes: list[gs.Node]) -> list[gs.Node]:
