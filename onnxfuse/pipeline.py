@@ -145,7 +145,8 @@ def optimize(
             if half:
                 # What is left of the source's tensors after rewriting has kept its name, and so its range.
                 ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
-                converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, keep_fp32, ranges))
+                kept = _where_now(keep_fp32, decisions)
+                converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, kept, ranges))
             if out is not None:
                 clock.step("write", "writing", lambda: write.save(loaded, out))
         if check and out is not None:
@@ -166,6 +167,15 @@ def optimize(
         notes=notes,
         seconds=clock.seconds,
     )
+
+
+def _where_now(names: Sequence[str], decisions: Sequence[Decision]) -> list[str]:
+    """Names of nodes, with the fused node in the place of each that went into one."""
+    now = list(names)
+    for decision in decisions:
+        if decision.fused and decision.node and not set(decision.site.nodes).isdisjoint(now):
+            now = [decision.node, *(name for name in now if name not in decision.site.nodes)]
+    return now
 
 
 def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
@@ -213,13 +223,17 @@ class Answer:
 
 
 def why_not(model: Path, name: str) -> list[Answer] | None:
-    """What every fusion of the registry says of the node or tensor called `name`, the closest first; None where there is none."""
+    """What every fusion of the registry says of the node or tensor called `name`, the closest first; None where there is none.
+
+    No fusion says anything of a graph input, or of what cleaning takes out.
+    """
     loaded = read.load(model)
+    known = {n for graph in loaded.graphs() for node in graph.nodes for n in (node.name, *(t.name for t in (*node.inputs, *node.outputs)))}
     clean.clean(loaded)
     shapes.refine(loaded)
     followed = {label(node) for graph in loaded.graphs() for node in graph.nodes if name in (node.name, *(t.name for t in node.outputs))}
     if not followed:
-        return None
+        return [] if name in known else None
     answers: list[Answer] = []
     for fusion in REGISTRY:
         matches, misses = find(fusion, loaded, Index.of(loaded), far=True)

@@ -80,12 +80,21 @@ def test_a_plan_of_another_model_is_refused(block: Path, tmp_path: Path) -> None
         pipeline.optimize(block, None, plan=plan)
 
 
+def test_a_node_that_was_fused_stays_in_float32_in_its_fused_node(block: Path, tmp_path: Path) -> None:
+    result = pipeline.optimize(block, tmp_path / "half.onnx", policy="all", precision="fp16", keep_fp32=["norm"])
+    assert result.converted is not None
+    assert result.converted.float_nodes == (("skip_layernorm", "SkipLayerNormalization", "asked for (skip_layernorm)"),)
+    with pytest.raises(BadInput, match="no node, operator or tensor nothing"):
+        pipeline.optimize(block, None, policy="all", precision="fp16", keep_fp32=["norm", "nothing"])
+
+
 def test_why_not_names_the_reason(block: Path) -> None:
     answers = pipeline.why_not(block, "residual")
     assert answers is not None
     assert answers[0].fits
     assert answers[0].fusion == "skip_layernorm"
     assert pipeline.why_not(block, "nothing") is None
+    assert pipeline.why_not(block, "x") == []  # an input
     left = {answer.fusion: answer.reason for answer in answers if not answer.fits}
     assert left["linear_bias"].startswith("'biased' comes from Add")
 

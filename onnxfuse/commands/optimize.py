@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +53,12 @@ def optimize(
         target = target.resolve()
     given, sizes = options.feeds(data, dims, model), options.dims(dims)
     if undo:
-        with progress.status() as say:
+        with progress.status() as say, _checkable(check):
             count, checked = pipeline.undo(model, target, feeds=given, dims=sizes, check=check, progress=say)
         print(f"{target}: {count} fused node{'' if count == 1 else 's'} taken apart")
         _require_agreement(checked, model, target)
         return
-    with progress.status() as say:
+    with progress.status() as say, _checkable(check):
         result = pipeline.optimize(
             model,
             target,
@@ -77,6 +79,19 @@ def optimize(
         _write_report(facts, path)
     terminal.show(facts)
     _require_agreement(result.check, model, target)
+
+
+@contextlib.contextmanager
+def _checkable(check: bool) -> Iterator[None]:
+    """A model that nothing here can run is no fault of the model: what to do instead."""
+    from onnxfuse.verify.reference import CannotRun
+
+    try:
+        yield
+    except CannotRun as fault:
+        if not check:
+            raise
+        raise CannotRun(f"{fault}; leave the check out with --no-check, and compare the engine with the original") from None
 
 
 def _require_agreement(checked: Check | None, model: Path, target: Path) -> None:

@@ -96,7 +96,7 @@ class Manifest:
         try:
             data = json.loads(text)
             schema = data["schema"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise BadInput(f"{what}: not an engine manifest; build the engine again") from None
         if schema != SCHEMA:
             raise BadInput(f"{what}: manifest schema {schema}, not {SCHEMA}; build the engine again with this version of onnxfuse")

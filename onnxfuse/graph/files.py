@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph.names import shown
+from onnxfuse.graph.names import is_text, shown
 
 
 @contextlib.contextmanager
@@ -47,6 +47,8 @@ def check(path: str | os.PathLike[str], option: str = "") -> None:
     target = Path(os.path.realpath(path))
     folder = target.parent
     name = f"{option} {shown(path)}" if option else f"cannot write {shown(path)}"
+    if not is_text(target):
+        raise BadInput(f"{name}: the name is not UTF-8; choose another output")
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:

@@ -11,6 +11,15 @@ def shown(name: object) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
+def is_text(path: object) -> bool:
+    """Whether a path is text: bytes that are not UTF-8 are lone surrogates in it, which most libraries refuse."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's message, safe to print."""
     lines = str(error).strip().splitlines()

@@ -49,6 +49,7 @@ _STATISTICS = frozenset({"Add", "Clip", "Max", "Pow", "Reciprocal", "Reshape", "
 _MOVES = frozenset({"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _INTEGER_PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
 _SATURATE = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Pad", "Where"})
+_FIRST_BF16 = 13  # the opset in which Cast and arithmetic learned bfloat16
 _VANISHES = "vanishes in half precision"
 _LAZY = 1 << 20  # bytes; larger weights are converted while they are written
 _PARAMETER = 1 << 16  # elements; larger constants are weights, where a few vanished values are counted and do no harm
@@ -78,6 +79,11 @@ def convert(
     """
     if precision not in _HALF:
         raise BadInput(f"precision {shown(precision)}: unknown; use fp16 or bf16")
+    if precision == "bf16" and model.opset < _FIRST_BF16:
+        raise BadInput(
+            f"precision bf16: opset {model.opset} has no operator that takes bfloat16, {_FIRST_BF16} is the first; "
+            f"export the model with opset {_FIRST_BF16} or newer, or use fp16"
+        )
     work = _Conversion(model, _HALF[precision], dict(ranges or {}))
     floats = [node for node in work.nodes.values() if work.is_float_node(node)]
     work.decide(list(keep_fp32))

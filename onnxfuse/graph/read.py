@@ -20,7 +20,7 @@ from onnxfuse.graph import garbage, weights
 from onnxfuse.graph.convert import Import, dense, node_graphs
 from onnxfuse.graph.functions import MOST_NODES, inline_foreign
 from onnxfuse.graph.model import Model, opset
-from onnxfuse.graph.names import first_line, shown
+from onnxfuse.graph.names import first_line, is_text, shown
 from onnxfuse.graph.skeleton import SMALL, infer, put_constants
 from onnxfuse.graph.wire import Damaged, Span, map_file, split
 
@@ -58,6 +58,8 @@ def _guarded(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Mod
 
 def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
     try:
+        if not is_text(source):
+            raise BadInput(f"{shown(source)}: the file's name is not UTF-8, which onnxruntime cannot open; rename it")
         if source.is_dir():
             raise BadInput(f"{shown(source)}: is a folder; name the .onnx file in it")
         if source.exists() and not source.is_file():

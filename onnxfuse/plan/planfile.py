@@ -18,7 +18,7 @@ def read(path: Path) -> Plan:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"plan {path}: {(error.strerror or str(error)).lower()}; name a file that `optimize --report` wrote") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"plan {path}: not JSON ({error}); name a file that `optimize --report` wrote") from None
     sites = content.get("sites") if isinstance(content, dict) else None
     if not isinstance(sites, list):
@@ -29,5 +29,8 @@ def read(path: Path) -> Plan:
         fusion, output, decision = fields
         if not isinstance(fusion, str) or not isinstance(output, str) or decision not in ("fused", "kept"):
             raise BadInput(f"plan {path}: site {number} needs 'fusion', 'output' and a 'decision' that is \"fused\" or \"kept\"")
-        plan[fusion, output] = (decision == "fused", str(site.get("reason") or ""))
+        key, fused = (fusion, output), decision == "fused"
+        if key in plan and plan[key][0] != fused:
+            raise BadInput(f"plan {path}: site {number}, {fusion} at '{output}', is both fused and kept; leave one of the two")
+        plan[key] = (fused, str(site.get("reason") or ""))
     return plan

@@ -327,6 +327,25 @@ def test_bad_plan(refuses, model: Path, tmp_path: Path, plan: bytes | None):
     refuses("optimize", "model.onnx", "-o", "out.onnx", "--plan", "plan.json", status=2, words=("plan.json",))
 
 
+def test_a_name_that_is_not_utf8_is_refused(refuses, model: Path, tmp_path: Path):
+    name = os.fsdecode(b"bad\xff.onnx")
+    refuses("optimize", "model.onnx", "-o", name, status=2, words=("bad", "UTF-8"))
+    (tmp_path / name).write_bytes(model.read_bytes())
+    refuses("optimize", name, status=2, words=("bad", "UTF-8"))
+
+
+def test_a_model_that_cannot_be_checked_says_how_to_go_on(run_cli, model: Path, tmp_path: Path):
+    wide = onnx.load(model)
+    wide.graph.node.append(helper.make_node("NoSuchThing", ["y"], ["z"], domain="own"))
+    wide.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 16, 64]))
+    wide.opset_import.append(helper.make_opsetid("own", 1))
+    onnx.save(wide, tmp_path / "wide.onnx")
+    done = run_cli("optimize", "wide.onnx", "-o", "out.onnx")
+    assert done.returncode == 2
+    assert "--no-check" in done.stderr
+    assert run_cli("optimize", "wide.onnx", "-o", "out.onnx", "--no-check").returncode == 0
+
+
 def test_a_different_model_disagrees(run_cli, model: Path, tmp_path: Path):
     """compare says by its status that outputs differ."""
     changed = onnx.load(model)

@@ -462,6 +462,12 @@ def test_bfloat16_convolution_needs_opset_22(tmp_path: Path) -> None:
         assert after.opset_import[0].version == opset
 
 
+def test_bfloat16_before_it_existed_is_refused(tmp_path: Path) -> None:
+    model = parse('<ir_version: 7, opset_import: ["" : 12]> g (float[2,8] x) => (float[2,8] y) { y = Relu(x) }')
+    with pytest.raises(BadInput, match="opset 12 has no operator that takes bfloat16, 13 is the first"):
+        convert(load(model, tmp_path), "bf16")
+
+
 def test_large_weights_are_converted_while_they_are_written(tmp_path: Path) -> None:
     weight = normal(3000, 1500)
     weight[7, 11] = 1e-9

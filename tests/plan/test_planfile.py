@@ -30,6 +30,11 @@ def test_a_report_is_a_plan(tmp_path: Path) -> None:
         ('{"sites": {}}', "no list 'sites'"),
         ('{"sites": [{"fusion": "gelu", "output": "y", "decision": "maybe"}]}', "site 0 needs"),
         ('{"sites": [7]}', "site 0 needs"),
+        ("[" * 100_000, "not JSON"),
+        (
+            '{"sites": [{"fusion": "gelu", "output": "y", "decision": "fused"}, {"fusion": "gelu", "output": "y", "decision": "kept"}]}',
+            "site 1, gelu at 'y', is both fused and kept",
+        ),
     ],
 )
 def test_what_is_no_plan_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
