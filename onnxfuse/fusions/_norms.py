@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx_graphsurgeon as gs
 from onnxfuse.fusions.base import Builder, Match, Refusal
 from onnxfuse.graph import query
 
+_LONGEST_ROW = 1 << 24  # elements; a thousand times a long row, and what a scale or bias of ones and zeros may come to
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
@@ -130,4 +132,7 @@ def rows_of(value: gs.Tensor, count: int) -> list[int] | Refusal:
     sizes = None if known is None or len(known) < count else known[-count:]
     if sizes is None or not all(isinstance(size, int) for size in sizes):
         return Refusal(f"length of the normalised rows of '{value.name}' is unknown", known)
-    return [int(size) for size in sizes if size is not None]
+    found = [int(size) for size in sizes if size is not None]
+    if math.prod(found) > _LONGEST_ROW:
+        return Refusal(f"normalised rows of '{value.name}' are of more than {_LONGEST_ROW:,} elements", found)
+    return found

@@ -29,6 +29,8 @@ def evaluate(nodes: list[gs.Node], wanted: list[gs.Tensor], opset: int) -> dict[
         else:
             known[id(node.outputs[0])] = value
     left = [tensor for tensor in wanted if id(tensor) not in known]
+    if any(exact.may_trap(node) for node in rest):
+        return None
     if left:
         found = _by_runtime(rest, left, opset, known)
         if found is None:

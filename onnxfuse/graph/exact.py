@@ -35,7 +35,7 @@ def compute(node: gs.Node, inputs: Sequence[Array | None]) -> Array | None:
     try:
         with np.errstate(all="ignore"):
             return np.asarray(rule(node.attrs, given))
-    except (_NotHere, ValueError, IndexError, TypeError, OverflowError):
+    except (_NotHere, ArithmeticError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -134,8 +134,29 @@ def _elementwise(compute: Callable[[Array, Array], Array], kinds: str) -> Callab
 def _divided(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.divide(a, b)
-    _need((a >= 0).all() and (b > 0).all())  # ONNX rounds towards 0, numpy down
-    return np.floor_divide(a, b)
+    _need_divisible(a, b)
+    down = np.floor_divide(a, b)
+    if a.dtype.kind == "u":
+        return down
+    return down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype)  # ONNX rounds towards 0, numpy down
+
+
+def _need_divisible(a: Array, b: Array) -> None:
+    """A processor traps on integer division by 0, and of the smallest number by -1, where the quotient does not fit."""
+    _need((b != 0).all() and not (a.dtype.kind == "i" and (b == -1).any() and (a == np.iinfo(a.dtype).min).any()))
+
+
+def _modulo(attrs: dict[str, Any], inputs: Arrays) -> Array:
+    a, b = inputs
+    _need(a.dtype == b.dtype and a.dtype.kind in "iu")
+    _need_divisible(a, b)
+    return np.fmod(a, b) if attrs.get("fmod", 0) else np.mod(a, b)
+
+
+def may_trap(node: gs.Node) -> bool:
+    """Whether a runtime may be ended by the processor at a node, which then is computed here or not at all."""
+    kind = query.dtype(node.inputs[0]) if node.inputs else None
+    return node.op in ("Div", "Mod") and not (isinstance(kind, np.dtype) and kind.kind == "f")
 
 
 _RULES: dict[str, Callable[[dict[str, Any], Arrays], Array]] = {
@@ -147,6 +168,7 @@ _RULES: dict[str, Callable[[dict[str, Any], Arrays], Array]] = {
     "Equal": _elementwise(np.equal, "iubf"),
     "Gather": _gather,
     "Identity": _identity,
+    "Mod": _modulo,
     "Mul": _elementwise(np.multiply, "iuf"),
     "Reshape": _reshape,
     "Slice": _slice,

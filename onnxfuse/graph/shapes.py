@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -26,6 +26,7 @@ Dim = int | str | None
 Dims = Sequence[Dim]
 Shapes = list[Dims | None]  # one for each output that a rule knows
 Value = list[Any]  # elements of a small integer tensor: numbers, dimensions, or None; of a boolean one: True, False, or None
+_Said = TypeVar("_Said")
 
 MADE = "unk__"
 _MOST = 64  # elements of a tensor whose value is followed
@@ -248,8 +249,7 @@ class _Walk:
                 self._name_all(value)
 
     def _node(self, node: gs.Node) -> None:
-        rule = _SHAPES.get(node.op)
-        shapes = rule(self, node) if rule is not None else []
+        shapes = self._say(_SHAPES.get(node.op), node) or []
         for value, dims in zip(node.outputs, shapes):  # noqa: B905  a rule may know fewer
             if dims is None or isinstance(value, gs.Constant):
                 continue
@@ -257,11 +257,16 @@ class _Walk:
                 value.shape = list(dims)
             elif len(value.shape) == len(dims):
                 value.shape = [self.names.same(*pair) for pair in zip(value.shape, dims, strict=True)]
-        follow = _VALUES.get(node.op)
-        if follow is not None and node.outputs:
-            found = follow(self, node)
-            if found is not None and len(found) <= _MOST:
-                self._remember(node.outputs[0], found)
+        found = self._say(_VALUES.get(node.op), node) if node.outputs else None
+        if found is not None and len(found) <= _MOST:
+            self._remember(node.outputs[0], found)
+
+    def _say(self, rule: Callable[[_Walk, gs.Node], _Said] | None, node: gs.Node) -> _Said | None:
+        """What a rule says of a node; nothing where the node contradicts itself (an axis beyond the rank), which no run gets past."""
+        try:
+            return None if rule is None else rule(self, node)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return None
 
     def _remember(self, tensor: gs.Tensor, found: Value) -> None:
         """Values are those of tensors of rank 0 or 1, whose shape they show."""

@@ -129,8 +129,21 @@ def test_integer_arithmetic() -> None:
     for op in ("Add", "Sub", "Mul", "Div", "Equal"):
         same(op, a, b)
         same(op, a.astype(I64), b[:1].astype(I64))
-    left("Div", np.array([-7], I64), np.array([2], I64))  # towards 0 there, down here
-    left("Div", np.array([7], I64), np.array([0], I64))
+
+
+def test_integer_division_goes_towards_zero_and_never_traps() -> None:
+    a, b = np.array([7, -7, 7, -7, 6, -6, 0], I64), np.array([2, 2, -2, -2, 3, 3, -5], I64)
+    same("Div", a, b)
+    same("Mod", a, b)
+    same("Mod", a, b, fmod=1)
+    same("Mod", np.array([7, 200], np.uint8), np.array([4, 255], np.uint8))
+    smallest = np.iinfo(I64).min
+    for op in ("Div", "Mod"):
+        same(op, np.array([7, 255], np.uint8), np.array([2, 16], np.uint8))
+        same(op, np.array([smallest], I64), np.array([2], I64))
+        left(op, np.array([7], I64), np.array([0], I64))
+        left(op, np.array([1, smallest], I64), np.array([-1], I64))  # onnxruntime dies of SIGFPE
+        left(op, np.array([1.0], np.float32), np.array([1], I64))
 
 
 def test_filled() -> None:
