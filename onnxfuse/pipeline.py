@@ -222,6 +222,7 @@ class Answer:
     reason: str
 
 
+@garbage.paused()
 def why_not(model: Path, name: str) -> list[Answer] | None:
     """What every fusion of the registry says of the node or tensor called `name`, the closest first; None where there is none.
 
