@@ -21,7 +21,7 @@ from onnxfuse.graph.files import atomic
 BEGIN, END = "<!-- results: python -m benchmarks.table -->", "<!-- /results -->"
 HEAD = (
     "| model | precision, policy | sites fused | TensorRT alone, ms | onnxfuse, ms | ratio (95 % interval) | result "
-    "| PyTorch graph, ms | max abs error (TensorRT alone) | cosine |"
+    "| TensorRT's FP16 flag, ms | PyTorch graph, ms | max abs error (TensorRT alone) | cosine |"
 )
 
 
@@ -37,13 +37,15 @@ def table(data: results.Results) -> str:
         HEAD,
         "|" + "---|" * (HEAD.count("|") - 1),
     ]
-    return "\n".join(lines + [_row(row) for row in data["rows"]])
+    marks = dict.fromkeys(mark for row in data["rows"] for mark in row.get("marks", ()))
+    notes = ["", "Marked rows: " + "; ".join(marks) + "."] if marks else []
+    return "\n".join(lines + [_row(row) for row in data["rows"]] + notes)
 
 
 def _row(row: results.Row) -> str:
     kind = f"{row['precision']}, {row['policy']}"
     if "failed" in row:
-        return f"| {row['name']} | {kind} | | | | | failed: {_cell(row['failed'])} | | | |"
+        return f"| {row['name']} | {kind} | | | | | failed: {_cell(row['failed'])} | | | | |"
     ratio = row["ratio"]
     result = row["verdict"] if row["agrees"] else "**outputs disagree**"
     if row["marks"]:
@@ -56,6 +58,7 @@ def _row(row: results.Row) -> str:
         _figure(row["fused_ms"]["median"]),
         f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})",
         result,
+        _figure(row["others_ms"].get("trt_fp16_flag", {}).get("median")),
         _figure(row["others_ms"].get("pytorch_graph", {}).get("median")),
         f"{_error(row['max_abs'])} ({_error(row['automatic_max_abs'])})",
         f"{row['cosine']:.6f}",

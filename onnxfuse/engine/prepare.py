@@ -28,8 +28,8 @@ OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
 COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
 CREATORS = {"BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}), "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"})}
-# What the parser knows as a standard operator whatever version the model imports: onnxfuse op type -> attributes. Given the spelled-out
-# norm of an older version in half precision, with its casts, TensorRT 10.6 makes slower kernels (ViT-S on an H200: 8 %).
+# What the parser knows as a standard operator whatever version the model imports: onnxfuse op type -> attributes. It is given the norm
+# as one node, and not its function with the casts around it.
 NATIVE = {"LayerNormalization": {"axis": -1}}
 
 
