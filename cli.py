@@ -6,10 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-try:
-    from onnxfuse.commands import main
-except ModuleNotFoundError as missing:
-    sys.exit(f"error: {missing.name} is not installed; run `pip install -e .` in {Path(__file__).resolve().parent}")
+from onnxfuse.__main__ import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(run())
+    except ModuleNotFoundError as missing:
+        sys.exit(f"error: {missing.name} is not installed; run `pip install -e .` in {Path(__file__).resolve().parent}")

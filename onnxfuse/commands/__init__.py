@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status. A fault becomes one line on stderr, unless ONNXFUSE_DEBUG=1."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _terminate)
     if os.environ.get("ONNXFUSE_DEBUG") == "1":
         return _run(arguments)
     try:
@@ -107,5 +109,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """SIGTERM unwinds like an exception, so that half-written files are removed."""
+    """SIGTERM, and SIGHUP of a terminal that is closed, unwind like an exception, so that half-written files are removed."""
     sys.exit(128 + number)

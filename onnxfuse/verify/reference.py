@@ -208,6 +208,9 @@ class Runtime:
             return "was not running"
         assert child.stdin is not None and self._folder is not None  # noqa: PT018
         with contextlib.suppress(OSError):
+            child.stdin.write('{"op": "stop"}\n')
+            child.stdin.flush()
+        with contextlib.suppress(OSError):
             child.stdin.close()
         try:
             status = child.wait(timeout=patience)

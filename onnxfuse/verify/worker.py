@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import queue
 import re
-import sys
+import shutil
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -52,15 +54,34 @@ def main(folder: str) -> None:
         answers.flush()
 
     runner = Runner(Path(folder), lambda done, total: say({"progress": [done, total]}))
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            say({"result": getattr(runner, request.pop("op"))(**request)})
-        except Cannot as error:
-            say({"error": first_line(error), "kind": "cannot"})
-        except Exception as error:  # anything that a model can make a library raise is an answer, not an end
-            text = str(error)
-            say({"error": first_line(error), "kind": "cannot" if any(words in text for words in _CANNOT) else "fault"})
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen, args=(folder, requests), daemon=True).start()
+    while (request := requests.get())["op"] != "stop":
+        say(_answer(runner, request))
+
+
+def _answer(runner: Runner, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": getattr(runner, request.pop("op"))(**request)}
+    except Cannot as error:
+        return {"error": first_line(error), "kind": "cannot"}
+    except Exception as error:  # anything that a model can make a library raise is an answer, not an end
+        text = str(error)
+        return {"error": first_line(error), "kind": "cannot" if any(words in text for words in _CANNOT) else "fault"}
+
+
+def _listen(folder: str, requests: queue.Queue[dict[str, Any]]) -> None:
+    """Passes requests on. The end of the input before "stop" means that the parent was killed: nobody wants an answer any more, and
+    nobody else removes what it left.
+    """
+    with open(os.dup(0), encoding="utf-8") as lines:
+        for line in lines:
+            request = json.loads(line)
+            requests.put(request)
+            if request["op"] == "stop":
+                return
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def first_line(error: Exception) -> str:

@@ -180,6 +180,21 @@ def test_interrupting_is_one_line():
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+def test_interrupting_the_import_is_one_line(tmp_path: Path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    done = python("import sys; from onnxfuse.__main__ import run; sys.exit(run())", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_nothing_is_left_outside_of_the_outputs(run_cli, model: Path, tmp_path: Path):
+    """Neither onnxruntime nor onnxfuse puts anything into the home or the temporary folder."""
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    done = run_cli("optimize", "model.onnx", HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["home", "model.fused.onnx", "model.onnx", "tmp"]
+
+
 def test_a_reader_that_goes_away_is_no_fault():
     reading, writing = os.pipe()
     os.close(reading)
@@ -195,7 +210,8 @@ def test_a_reader_that_goes_away_is_no_fault():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_termination_unwinds_so_that_temporary_files_go(tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_unwinds_so_that_temporary_files_go(tmp_path: Path, number: signal.Signals):
     code = f"""
         import sys, time
         from pathlib import Path
@@ -215,8 +231,8 @@ def test_termination_unwinds_so_that_temporary_files_go(tmp_path: Path):
         deadline = time.monotonic() + 60
         while not (tmp_path / "part").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -184,6 +186,22 @@ def test_a_crash_is_one_line_and_the_runtime_goes_on(endless: Path, linear: Path
             runtime.run(endless, [{"x": np.ones(2, np.float32)}])
         assert "\n" not in str(caught.value)
         assert runtime.run(linear, [{"x": X}])[0]["y"].shape == (2, 2)
+
+
+def test_a_killed_command_leaves_nothing(endless: Path, tmp_path: Path) -> None:
+    """The child ends with its parent, though it is busy, and removes the folder of the tensors."""
+    (tmp_path / "tmp").mkdir()
+    code = f"import numpy as np; from onnxfuse.verify import reference; reference.run({str(endless)!r}, [{{'x': np.ones(2, np.float32)}}])"
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    deadline = time.monotonic() + 60
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True) as parent:
+        while not list((tmp_path / "tmp").glob("onnxfuse-*/in*.npy")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)  # long enough for the child to be computing; nothing hangs on it
+        parent.kill()
+    while list((tmp_path / "tmp").iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_modules_in_the_current_folder_are_not_imported(linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
