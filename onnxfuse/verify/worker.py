@@ -13,7 +13,7 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,33 @@ class Runner:
     def ranges(
         self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int
     ) -> dict[str, float]:
-        """Largest finite magnitude of each floating tensor, in groups of about `budget` bytes."""
+        """Largest finite magnitude of each floating tensor: computed by the model itself; where that fails, in groups of about
+        `budget` bytes.
+        """
+        try:
+            return self._ranges_in_graph(model, feeds, tensors, tidy, threads)
+        except Exception:  # an empty tensor has no largest element, and old versions lack operators
+            return self._ranges_in_groups(model, feeds, tensors, budget, tidy, threads)
+
+    def _ranges_in_graph(
+        self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], tidy: bool, threads: int
+    ) -> dict[str, float]:
+        types = {output.name: output.type for output in self._open(model, tuple(tensors), tidy, threads).get_outputs()}
+        self._key = self._session = None
+        floats = [name for name in tensors if types.get(name) in ("tensor(float)", "tensor(double)", "tensor(float16)")]
+        suffix, names = reductions(floats, types)
+        session = open_session(Path(model), (), tidy, threads, suffix)
+        found: dict[str, float] = {}
+        for feed in feeds:
+            tops = run_session(session, {name: self._read(entry) for name, entry in feed.items()}, names)
+            for name, top in zip(floats, tops.values(), strict=True):
+                found[name] = max(found.get(name, 0.0), float(top))
+        self.progress(len(tensors), len(tensors))
+        return found
+
+    def _ranges_in_groups(
+        self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int
+    ) -> dict[str, float]:
         found: dict[str, float] = {}
         largest, at = 0, 0
         while at < len(tensors):
@@ -206,8 +232,10 @@ def max_finite(array: np.ndarray) -> float:
     return top
 
 
-def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int) -> Any:
-    """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own."""
+def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"") -> Any:
+    """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own; `more` is a
+    serialized ModelProto that is merged into that copy.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -215,7 +243,7 @@ def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int) ->
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     source: str | bytes = str(model)
-    suffix = with_outputs(model, extra)
+    suffix = with_outputs(model, extra) + more
     if tidy or suffix:
         # From bytes, external data is looked for where the file lies.
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.resolve().parent))
@@ -236,6 +264,36 @@ def with_outputs(model: Path, extra: Iterable[str]) -> bytes:
     suffix = onnx.ModelProto()
     suffix.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra if name not in have)
     return suffix.SerializeToString() if suffix.graph.output else b""
+
+
+def reductions(tensors: Sequence[str], types: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """What, merged into a model, computes the largest finite magnitude of each of `tensors`; and the outputs' names."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    taken, prefix = set(types), "onnxfuse.range"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "."
+    scalars = {"infinity": float("inf"), "zero": 0.0}
+    suffix = onnx.ModelProto()
+    for name, value in scalars.items():
+        tensor = helper.make_tensor("", TensorProto.FLOAT, [], [value])
+        suffix.graph.node.append(helper.make_node("Constant", [], [f"{prefix}.{name}"], value=tensor))
+    outputs = []
+    for index, name in enumerate(tensors):
+        at = f"{prefix}.{index}."
+        steps: list[tuple[str, list[str], str, dict[str, int]]] = [
+            ("Cast", [name], "wide", {"to": TensorProto.FLOAT}),
+            ("Abs", [at + "wide"], "size", {}),
+            ("Less", [at + "size", f"{prefix}.infinity"], "finite", {}),  # false for NaN, too
+            ("Where", [at + "finite", at + "size", f"{prefix}.zero"], "counted", {}),
+            ("ReduceMax", [at + "counted"], "top", {"keepdims": 0}),
+        ]
+        for op, inputs, output, attributes in steps:
+            suffix.graph.node.append(helper.make_node(op, inputs, [at + output], **attributes))
+        outputs.append(at + "top")
+    suffix.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return suffix.SerializeToString(), outputs
 
 
 def tidied(model: Path) -> bytes:

@@ -209,3 +209,21 @@ def test_modules_in_the_current_folder_are_not_imported(linear: Path, tmp_path: 
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
     monkeypatch.chdir(tmp_path)
     assert reference.run(linear, [{"x": X}])[0]["y"].shape == (2, 2)
+
+
+def test_ranges_of_a_model_with_an_empty_tensor(save: Save) -> None:
+    """An empty tensor has no largest element; the others still have theirs."""
+    nodes = [
+        helper.make_node("Slice", ["x", "none", "none"], ["empty"]),
+        helper.make_node("Mul", ["x", "x"], ["y"]),
+        helper.make_node("Concat", ["empty", "y"], ["z"], axis=0),
+    ]
+    path = save(nodes, [("x", FLOAT, [4])], [("z", FLOAT, [4])], {"none": np.array([0], np.int64)})
+    found = reference.ranges(path, [{"x": np.array([1, -3, 2, 0], np.float32)}])
+    assert found == {"empty": 0.0, "y": 9.0, "z": 9.0}
+
+
+def test_ranges_count_no_integers_and_no_nan(save: Save) -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["n"]), helper.make_node("Sqrt", ["x"], ["y"])]
+    path = save(nodes, [("x", FLOAT, [3])], [("n", onnx.TensorProto.INT64, [1]), ("y", FLOAT, [3])])
+    assert reference.ranges(path, [{"x": np.array([-1, 4, 9], np.float32)}]) == {"y": 3.0}
