@@ -282,7 +282,7 @@ def reductions(tensors: Sequence[str], types: Mapping[str, str]) -> tuple[bytes,
     outputs = []
     for index, name in enumerate(tensors):
         at = f"{prefix}.{index}."
-        steps: list[tuple[str, list[str], str, dict[str, int]]] = [
+        steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
             ("Cast", [name], "wide", {"to": TensorProto.FLOAT}),
             ("Abs", [at + "wide"], "size", {}),
             ("Less", [at + "size", f"{prefix}.infinity"], "finite", {}),  # false for NaN, too
