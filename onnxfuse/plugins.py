@@ -133,11 +133,16 @@ def build(sm: int, progress: Progress | None = None) -> Library:
                 return library
         raise
     place = folder / f"sm_{sm}-{source_key[:16]}-{toolchain.key[:8]}"
-    with _locked(place.with_suffix(".lock")):
-        if library := _load(place):
-            return library
-        with _new_folder(place) as work:
-            _compile(sm, toolchain, work, progress)
+    if library := _load(place):
+        return library
+    try:
+        with _locked(place.with_suffix(".lock")):
+            if library := _load(place):
+                return library
+            with _new_folder(place) as work:
+                _compile(sm, toolchain, work, progress)
+    except OSError as fault:
+        raise BadInput(f"{folder}: {fault.strerror or fault}; make room, or set ONNXFUSE_CACHE to a folder that can be written") from fault
     library = _load(place)
     if library is None:
         raise MissingHere(f"{place}: the library that was just built cannot be read back; check the disk")
@@ -239,7 +244,7 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
     kernels: list[KernelUse] = []
     with ThreadPoolExecutor(2) as pool:
         jobs = {
-            pool.submit(_run, [*command, str(unit), "-o", str(target)], unit.relative_to(root)): unit
+            pool.submit(_run, [*command, str(unit), "-o", str(target)], unit.relative_to(root), work): unit
             for unit, target in zip(units, objects, strict=True)
         }
         try:
@@ -256,7 +261,7 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
     library = work / "libonnxfuse_plugins.so"
     link = _link_command(toolchain.cxx, toolchain.nvcc.cudart, root / "exports.map")
     # The static archive comes after the objects that need it.
-    _run([*link[:3], *map(str, objects), *link[3:], "-o", str(library)], Path(library.name))
+    _run([*link[:3], *map(str, objects), *link[3:], "-o", str(library)], Path(library.name), work)
     for path in objects:
         path.unlink()
     note = {
@@ -270,9 +275,12 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
     (work / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
-def _run(command: list[str], name: Path) -> str:
-    """Run a compiler; returns what it wrote to stderr. Its whole output goes to a log file where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL)
+def _run(command: list[str], name: Path, work: Path) -> str:
+    """Run a compiler with its temporary files in `work`; returns what it wrote to stderr. A failure leaves its whole output in a log."""
+    environment = {**os.environ, "TMPDIR": str(work)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode == 0:
         return done.stderr
     said = done.stdout + done.stderr
@@ -403,8 +411,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_folder(place: Path) -> Iterator[Path]:
-    """A temporary folder beside `place` that takes its name, whole, when the block ends; gone if it fails."""
-    work = Path(tempfile.mkdtemp(prefix=".building-", dir=place.parent))
+    """A temporary folder beside `place` that takes its name, whole, when the block ends; gone if it fails.
+
+    The caller holds the lock of `place`: what another process left of such a folder, it left when it was killed.
+    """
+    prefix = f".building-{place.name}-"
+    for left in place.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
     try:
         yield work
         if place.exists():

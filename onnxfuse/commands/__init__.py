@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onnxfuse import __version__
-from onnxfuse.commands import faults
+from onnxfuse.commands import faults, streams
 
 
 class Command(NamedTuple):
@@ -94,10 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _terminate)
+    streams.prepare()
     if os.environ.get("ONNXFUSE_DEBUG") == "1":
         return _run(arguments)
     try:
         return _run(arguments)
+    except SystemExit as end:  # rich's answer to a reader that went away, with a status that means something else here
+        if isinstance(end.__context__, BrokenPipeError):
+            return faults.report(end.__context__)
+        raise
     except (Exception, KeyboardInterrupt) as fault:
         return faults.report(fault)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -42,7 +43,8 @@ def report(fault: BaseException) -> int:
     if type(fault).__name__ == "NoArgsIsHelpError":  # a group of commands without one of them: its help has been shown
         return 0
     message, status = describe(fault)
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody listens
+        print(f"error: {one_line(message)}", file=sys.stderr)
     return status
 
 
@@ -58,7 +60,9 @@ def describe(fault: BaseException) -> tuple[str, int]:
     if isinstance(fault, KeyboardInterrupt) or type(fault).__name__ == "Abort":
         return "interrupted", INTERRUPTED
     if isinstance(fault, OSError) and fault.errno in _DISK:
-        return f"{fault.filename or 'a file'}: {fault.strerror}; free space or choose another path", USAGE
+        return f"{fault.filename or 'output'}: {fault.strerror}; free space or choose another path", USAGE
+    if isinstance(fault, FileNotFoundError) and fault.filename is None:  # os.getcwd
+        return "the current folder is gone; change to one that exists", USAGE
     if isinstance(fault, MemoryError):
         return "not enough memory; close other programs or use a machine with more", MISSING
     kind = type(fault).__name__

@@ -13,5 +13,8 @@ def status() -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
     with console.status(Text("starting"), refresh_per_second=4) as shown:
         yield lambda text: shown.update(Text(text))

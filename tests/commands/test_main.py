@@ -13,6 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 from onnxfuse import commands
@@ -40,8 +41,8 @@ def test_help_names_every_command_and_imports_nothing_heavy():
         from onnxfuse.commands import main
         status = main(["--help"])
         loaded = [name for name in {HEAVY!r} if name in sys.modules]
-        commands = [name for name in sys.modules if name.startswith("onnxfuse.commands.") and "faults" not in name]
-        print("LOADED", loaded, commands, status)
+        commands = {{name for name in sys.modules if name.startswith("onnxfuse.commands.")}}
+        print("LOADED", loaded, sorted(commands - {{"onnxfuse.commands.faults", "onnxfuse.commands.streams"}}), status)
         """
     )
     assert "LOADED [] [] 0" in done.stdout, done.stdout + done.stderr
@@ -208,6 +209,46 @@ def test_a_reader_that_goes_away_is_no_fault():
             check=False,
         )
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["plugins list", "doctor", "--help", "explain model.onnx"])
+def test_a_reader_that_went_away_has_one_status(command: str, model: Path, tmp_path: Path):
+    """rich has a status of its own for it, which is that of outputs that do not agree."""
+    script = f"{sys.executable} -m onnxfuse {command} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_closed_and_full_streams(closed: str, model: Path, tmp_path: Path):
+    script = f"{sys.executable} -m onnxfuse optimize model.onnx -o out.onnx {closed}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == (2 if closed == ">/dev/full" else 0), done.stderr
+    onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
+    assert done.stderr == ("error: output: No space left on device; free space or choose another path\n" if done.returncode else "")
+
+
+def test_a_fault_that_nobody_can_be_told_has_its_status(tmp_path: Path):
+    for closed in ("2>&-", "2>/dev/full"):
+        script = f"{sys.executable} -m onnxfuse optimize absent.onnx {closed}"
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (2, ""), closed
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("explain", "model.onnx"), ("plugins", "list")])
+def test_output_without_unicode(run_cli, model: Path, command: tuple[str, ...]):
+    done = run_cli(*command, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode in (0, 3), done.stderr
+    assert done.stdout
+    assert done.stderr == ""
+
+
+def test_a_folder_that_is_gone(model: Path, tmp_path: Path):
+    script = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m onnxfuse optimize {model} -o out.onnx"
+    environment = {**os.environ, "PYTHONPATH": str(commands.__path__[0]).removesuffix("/onnxfuse/commands")}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: the current folder is gone; change to one that exists\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

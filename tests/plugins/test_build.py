@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -96,6 +97,29 @@ def test_second_build_comes_from_the_cache(empty_cache: Path, tiny_sources: Path
     assert second.path.stat().st_mtime_ns == before
     assert stat.S_IMODE(empty_cache.stat().st_mode) == 0o700
     assert not list(empty_cache.glob("plugins/.building-*"))
+
+
+def test_what_a_killed_build_left_is_removed(empty_cache: Path, tiny_sources: Path) -> None:
+    place = plugins.build(80).path.parent
+    left, other = (empty_cache / "plugins" / f".building-{name}-abc" for name in (place.name, "sm_90-of-another-process"))
+    for folder in (left, other):
+        folder.mkdir()
+    (place / "library.json").unlink()
+    plugins.build(80)
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(empty_cache: Path, tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = plugins.build(80)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plugins, "_locked", full)
+    assert plugins.build(80) == built
+    with pytest.raises(BadInput, match="plugins: No space left on device; make room, or set ONNXFUSE_CACHE"):
+        plugins.build(90)
 
 
 def test_changed_source_is_another_library(empty_cache: Path, tiny_sources: Path) -> None:
