@@ -138,7 +138,8 @@ def _divided(a: Array, b: Array) -> Array:
     down = np.floor_divide(a, b)
     if a.dtype.kind == "u":
         return down
-    return down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype)  # ONNX rounds towards 0, numpy down
+    quotient: Array = down + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype)  # ONNX rounds towards 0, numpy down
+    return quotient
 
 
 def _need_divisible(a: Array, b: Array) -> None:
