@@ -50,9 +50,7 @@ class BiasGelu(Fusion):
                 opset,
                 f"""Bias{kind.op} <dtype> (X, bias) => (Y) {{
                     biased = Add (X, bias)
-                    x = Cast <to = 1> (biased)
-                    {kind.body}
-                    Y = Cast <to: int = @dtype> (y)
+                    {kind.statements(opset, "biased", "Y")}
                 }}""",
             )
             for kind in KINDS.values()

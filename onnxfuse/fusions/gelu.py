@@ -84,6 +84,12 @@ class GeluKind:
     def native(self, opset: int) -> bool:
         return opset >= NATIVE and self.approximate is not None
 
+    def statements(self, opset: int, given: str, result: str) -> str:
+        """A function's statements for `result`, of the attribute dtype: the native operator where there is one."""
+        if self.native(opset):
+            return f'{result} = Gelu <approximate = "{self.approximate}"> ({given})'
+        return f"x = Cast <to = 1> ({given})\n{self.body}\n{result} = Cast <to: int = @dtype> (y)"
+
 
 _OPEN = """one = Constant <value = float {1.0}> ()
            half = Constant <value = float {0.5}> ()
@@ -155,7 +161,7 @@ class Gelu(Fusion):
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return tuple(
-            _bodies.define(opset, f"{kind.op} <dtype> (X) => (Y) {{ x = Cast <to = 1> (X)\n{kind.body}\nY = Cast <to: int = @dtype> (y) }}")
+            _bodies.define(opset, f"{kind.op} <dtype> (X) => (Y) {{ {kind.statements(opset, 'X', 'Y')} }}")
             for kind in KINDS.values()
             if not kind.native(opset)
         )
