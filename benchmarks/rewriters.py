@@ -1,8 +1,8 @@
-"""Times `onnxfuse optimize` without its check against other ONNX rewriters, and writes benchmarks/results/rewriters.json.
+"""Times `onnxfuse optimize` without its check against other ONNX rewriters; writes benchmarks/results/rewriters.json and .md.
 
     python -m benchmarks.rewriters                     every tool that is installed, the trained models and the synthetic giants
     python -m benchmarks.rewriters --models minilm-int8 nodes-20000 --tools onnxfuse "onnx.load + onnx.save"
-    python -m benchmarks.rewriters --table             print the table of the results file, measure nothing
+    python -m benchmarks.rewriters --table             write the tables again from the results file, measure nothing
 
 Each measurement is a process of its own (benchmarks/one_rewrite.py), and the tools take turns within each round. The others come with
 `pip install '.[bench]'`; models/fetch brings the trained models.
@@ -122,8 +122,16 @@ def run(arguments: argparse.Namespace) -> int:
             late = [row["tool"] for row in rows if row["model"] == name and "timeout" in row]
             slow = slow | dict.fromkeys(late, f"over {arguments.timeout:.0f} s at {name}") if name.startswith("nodes-") else {}
             _save(arguments, load, tools, rows)  # an interrupted run keeps what it has measured
-    print(table(json.loads(arguments.out.read_text(encoding="utf-8"))))
+    print(_tabulate(arguments.out))
     return 0
+
+
+def _tabulate(file: Path) -> str:
+    """Writes the tables of a results file beside it."""
+    text = table(json.loads(file.read_text(encoding="utf-8")))
+    with atomic(file.with_suffix(".md")) as part:
+        part.write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 def _save(arguments: argparse.Namespace, load: float, tools: Sequence[str], rows: Sequence[Row]) -> None:
@@ -155,10 +163,18 @@ def table(data: dict[str, Any]) -> str:
     """Markdown: the machine, one line a tool over all models, then each model."""
     before, after = data["load"]
     lines = [
+        "# ONNX rewriters",
+        "",
+        "Made by `python -m benchmarks.rewriters`; [benchmarks/README.md](../README.md#rewriters) says what is measured.",
+        "",
         f"{data['machine']}, {data['date']}; load {before:g} before, {after:g} after; medians of up to {data['rounds']} fresh processes.",
         "Versions: " + ", ".join(f"{tool} {version}" for tool, version in data["versions"].items()) + ".",
         "",
+        "## Overview",
+        "",
         *_overview(data["rows"]),
+        "",
+        "## Each model",
         "",
         *_details(data["rows"]),
     ]
@@ -241,10 +257,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a run is given up (default: 60)")
     parser.add_argument("--out", type=Path, default=FILE, help="results file")
     parser.add_argument("--work", type=Path, default=None, help="folder for synthetic models (6 GB are needed; default: the temporary one)")
-    parser.add_argument("--table", action="store_true", help="print the table of the results file, measure nothing")
+    parser.add_argument("--table", action="store_true", help="write the tables again from the results file, measure nothing")
     arguments = parser.parse_args(argv)
     if arguments.table:
-        print(table(json.loads(arguments.out.read_text(encoding="utf-8"))))
+        print(_tabulate(arguments.out))
         return 0
     return run(arguments)
 
