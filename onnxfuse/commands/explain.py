@@ -45,8 +45,10 @@ def explain(
 
 def _print_answers(name: str, answers: Sequence[Answer]) -> None:
     """The closest fusion first; each with how many nodes fitted, and what ended it."""
+    from onnxfuse.report.summary import visible
+
     if not answers:
-        print(f"no fusion begins at or near '{name}'; an input, a constant and what cleaning takes out are no part of one")
+        print(f"no fusion begins at or near '{visible(name)}'; an input, a constant and what cleaning takes out are no part of one")
     for answer in answers:
         fitted = f"{len(answer.nodes)} node{'' if len(answer.nodes) == 1 else 's'} fitted, from {answer.root}"
-        print(f"{'+' if answer.fits else '-'} {answer.fusion} ({fitted}): {answer.reason}")
+        print(visible(f"{'+' if answer.fits else '-'} {answer.fusion} ({fitted}): {answer.reason}"))

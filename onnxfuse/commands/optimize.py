@@ -38,6 +38,7 @@ def optimize(
     """Rewrite a model with fused operators, and check it."""
     from onnxfuse import pipeline
     from onnxfuse.report import terminal
+    from onnxfuse.report.summary import visible
 
     settings = {"--gpu": gpu, "--plan": plan, "--only": only, "--skip": skip, "--keep-fp32": keep_fp32, "--report": report}
     if undo:
@@ -55,7 +56,7 @@ def optimize(
     if undo:
         with progress.status() as say, _checkable(check):
             count, checked = pipeline.undo(model, target, feeds=given, dims=sizes, check=check, progress=say)
-        print(f"{target}: {count} fused node{'' if count == 1 else 's'} taken apart")
+        print(f"{visible(str(target))}: {count} fused node{'' if count == 1 else 's'} taken apart")
         _require_agreement(checked, model, target)
         return
     with progress.status() as say, _checkable(check):

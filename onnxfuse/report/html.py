@@ -25,6 +25,7 @@ def page(report: Mapping[str, Any]) -> str:
         loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: summary.visible(value) if type(value) is str else value,  # not what is markup already
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -181,7 +181,14 @@ def percent(share: Any) -> str:
         return "0 %"
     if share < 0.001:
         return "under 0.1 %"
-    return f"{100 * share:.2g} %" if share < 10 else f"{share:.3g} times"
+    if share < 1:
+        return f"{100 * share:.2g} %"
+    return f"{100 * share:.0f} %" if share < 10 else f"{share:.3g} times"
+
+
+def visible(text: str) -> str:
+    """A name with a sign for each control character: one that recolours a terminal, breaks a line, or turns a text around."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _sentence(text: str, end: str = ".") -> str:

@@ -30,7 +30,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 def _text(value: Any, style: str = "") -> Any:
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() else "�" for c in str(value)), style=style)
+    return Text(summary.visible(str(value)), style=style)
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Any:

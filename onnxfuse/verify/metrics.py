@@ -130,10 +130,10 @@ def agrees(got: Any, want: Any, rtol: float = 1e-4, atol: float = 1e-5) -> bool:
 
 
 def worst(metrics: Sequence[Metrics]) -> Metrics:
-    """The same tensor over several feeds as one: largest errors, smallest cosine, summed counts, the first reason."""
+    """The same tensor over several feeds as one: largest errors, smallest cosine, summed counts, the reason of the worst."""
     if len(metrics) == 1:
         return metrics[0]
-    bad = next((m for m in metrics if not m.agrees), None)
+    bad = max((m for m in metrics if not m.agrees), key=lambda m: m.used, default=None)
     first = bad or metrics[0]
     return Metrics(
         agrees=bad is None,

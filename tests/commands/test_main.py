@@ -220,6 +220,17 @@ def test_a_reader_that_went_away_has_one_status(command: str, model: Path, tmp_p
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_names_of_a_model_do_not_command_the_terminal(run_cli, model: Path, tmp_path: Path):
+    proto = onnx.load(model)
+    proto.graph.node[0].name = "res\x1b[31m\n\u202e"
+    onnx.save(proto, tmp_path / "hostile.onnx")
+    done = run_cli("explain", "hostile.onnx", "--why-not", proto.graph.node[0].name)
+    assert done.returncode == 0, done.stderr
+    assert "skip_layernorm" in done.stdout
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+    assert all(line.startswith(("+ ", "- ")) for line in done.stdout.splitlines())
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
 def test_closed_and_full_streams(closed: str, model: Path, tmp_path: Path):
     script = f"{sys.executable} -m onnxfuse optimize model.onnx -o out.onnx {closed}"

@@ -55,6 +55,13 @@ def test_hostile_names_stay_text(report: dict[str, Any]) -> None:
     assert "{{ 7*7 }}" in page.text
 
 
+def test_a_name_does_not_turn_the_text_around() -> None:
+    text = html.page(sample.optimize(name="a\u202eb\x1b[31mc\nd"))
+    assert "a\ufffdb\ufffd[31mc\ufffdd" in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
 @pytest.mark.parametrize("report", REPORTS)
 def test_nothing_is_fetched(report: dict[str, Any]) -> None:
     text = html.page(report)

@@ -45,4 +45,4 @@ def test_figures() -> None:
     assert summary.cosine(1.0) == "1"
     assert summary.cosine(1 - 1e-9) == "1 − 1.0e-09"
     assert summary.cosine(0.5) == "0.500000"
-    assert [summary.percent(v) for v in (None, 0, 0.5, 1e-5, 42.0)] == ["–", "0 %", "50 %", "under 0.1 %", "42 times"]
+    assert [summary.percent(v) for v in (None, 0, 0.5, 1e-5, 8.314, 42.0)] == ["–", "0 %", "50 %", "under 0.1 %", "831 %", "42 times"]
