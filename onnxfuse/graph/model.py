@@ -39,6 +39,7 @@ class Model:
     external: bool = False  # the source kept weights in files of their own
     names: set[str] = field(default_factory=set, repr=False)  # every name ever used, filled on first need
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
+    _flat: gs.Graph | None = field(default=None, repr=False, compare=False)  # the main graph, if it is known to have no subgraphs
 
     @property
     def opset(self) -> int:
@@ -50,12 +51,21 @@ class Model:
         return int(self.header.ir_version)
 
     def graphs(self) -> Iterator[gs.Graph]:
-        """The main graph, then every subgraph, depth first."""
+        """The main graph, then every subgraph, depth first.
+
+        Where the main graph had no node with a subgraph once, it is not searched again: rewriting takes bodies away, but adds none.
+        """
+        if self._flat is self.graph:
+            yield self.graph
+            return
         pending = [self.graph]
         while pending:
             graph = pending.pop()
             yield graph
-            pending.extend(reversed([value for node in graph.nodes for value in node.attrs.values() if isinstance(value, gs.Graph)]))
+            bodies = [value for node in graph.nodes for value in node.attrs.values() if isinstance(value, gs.Graph)]
+            pending.extend(reversed(bodies))
+            if graph is self.graph and not bodies:
+                self._flat = graph
 
     def unique_name(self, stem: str) -> str:
         """A name close to `stem` that no tensor or node of the whole model carries, and that is never given again."""
