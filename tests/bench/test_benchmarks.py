@@ -100,13 +100,14 @@ def test_the_table_says_what_the_rows_say() -> None:
     lines = text.splitlines()
     assert lines[0].startswith("NVIDIA H200, driver 580.1, TensorRT 10.6.0, 2026-11-30; a copy reaches 4258 GB/s")
     assert lines[4] == (
-        "| m | fp16, all | 12 bias_gelu | 0.4000 | 0.3200 | 1.250 (1.200 to 1.300) | faster | 0.9000 | 0.0012 (0.0011) | 0.999990 |"
+        "| m | fp16, all | 12 bias_gelu | 0.4000 | 0.3200 | 1.250 (1.200 to 1.300) | faster |  | 0.9000 | 0.0012 (0.0011) | 0.999990 |"
     )
     assert "**outputs disagree** (marked)" in lines[5]
     assert "unbounded (0.0011)" in lines[5]
     assert r"failed: a \| b c" in lines[6]
-    columns = {line.replace(r"\|", "").count("|") for line in lines[2:]}
+    columns = {line.replace(r"\|", "").count("|") for line in lines[2:7]}
     assert len(columns) == 1
+    assert lines[7:] == ["", "Marked rows: x."]
 
 
 def test_the_table_is_put_between_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
