@@ -118,9 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.work) as folder:
         for name, path in models(Path(folder), arguments.models):
+            slow = slow if name.startswith("nodes-") else {}
             rows += measure(name, path, tools, arguments.rounds, arguments.timeout, slow)
             late = [row["tool"] for row in rows if row["model"] == name and "timeout" in row]
-            slow = slow | dict.fromkeys(late, f"over {arguments.timeout:.0f} s at {name}") if name.startswith("nodes-") else {}
+            slow = slow | dict.fromkeys(late, f"over {arguments.timeout:.0f} s at {name}")  # larger ones of the kind are not tried
             _save(arguments, load, tools, rows)  # an interrupted run keeps what it has measured
     print(_tabulate(arguments.out))
     return 0
