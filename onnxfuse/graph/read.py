@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import garbage, weights
+from onnxfuse.graph import garbage, structure, weights
 from onnxfuse.graph.convert import Import, dense, node_graphs
 from onnxfuse.graph.functions import MOST_NODES, inline_foreign
 from onnxfuse.graph.model import Model, opset
-from onnxfuse.graph.names import first_line, is_text, shown
+from onnxfuse.graph.names import is_text, shown
 from onnxfuse.graph.skeleton import SMALL, infer, put_constants
 from onnxfuse.graph.wire import Damaged, Span, map_file, split
 
@@ -105,7 +105,8 @@ def _build(proto: ModelProto, data: dict[int, Span], path: Path | None) -> Model
     if plain is not proto:
         _arrange(plain.graph)
     _check_operators(plain)
-    check_valid(plain)
+    structure.check_nodes(plain)
+    structure.check(plain)
     typed = infer(plain)
     graph = Import(folder, constants).graph(typed.graph, [], list(header.opset_import), opset(header))
     return Model(graph, header, {(f.domain, f.name): f for f in typed.functions}, path, defaults, external)
@@ -264,15 +265,6 @@ def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
         yield node
         for body in node_graphs(node):
             yield from _all_nodes(body)
-
-
-def check_valid(proto: ModelProto) -> None:
-    """Raises BadInput unless onnx's checker accepts a skeleton."""
-    try:
-        onnx.checker.check_model(proto)
-    except Exception as error:
-        if "is deprecated in domain_version" not in str(error):  # runtimes still run those (GroupNormalization of opset 18)
-            raise BadInput(f"not valid ONNX: {first_line(error)}; export the model again") from None
 
 
 # ---------------------------------------------------------------------------------------------------------- sorting

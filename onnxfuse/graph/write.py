@@ -13,13 +13,12 @@ from onnx import ModelProto, TensorProto
 from onnx_graphsurgeon.ir.tensor import SparseValues
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import weights
+from onnxfuse.graph import structure, weights
 from onnxfuse.graph.convert import Export
 from onnxfuse.graph.files import atomic
 from onnxfuse.graph.functions import drop_unused
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.names import shown
-from onnxfuse.graph.read import check_valid
 from onnxfuse.graph.skeleton import put_constants
 from onnxfuse.graph.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, delimited
 
@@ -50,7 +49,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     graph = proto.graph.SerializeToString()
     inline = sum(_size(values) for values in constants.values()) + len(graph) < _MOST_INLINE and not model.external
     put_constants(proto.graph, constants)
-    check_valid(proto)
+    structure.check_nodes(proto)
     proto.ClearField("graph")
     if inline:
         with atomic(target) as temporary, open(temporary, "wb") as out:
