@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -242,7 +243,7 @@ def _write(out: Path, engine: bytes, result: Manifest) -> None:
 
 def _check_output(model: Path, out: Path) -> None:
     """Before minutes of building: can the output be written at all?"""
-    if out.resolve() == model.resolve():
+    if os.path.realpath(out) == os.path.realpath(model):
         raise BadInput(f"{out}: the engine would replace the model; give another path with -o")
     files.check(out)
     files.check(manifests.path_of(out))

@@ -15,8 +15,9 @@ import onnx
 from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import weights
+from onnxfuse.graph import tensors, weights
 from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import map_file
 
 DOMAIN = "onnxfuse"
 NAMESPACE = "onnxfuse"
@@ -100,8 +101,9 @@ def _read_by(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
 
 def read(path: Path) -> onnx.ModelProto:
     """The model without its external data. BadInput where it is no ONNX model, or its data are missing or outside its folder."""
+    model = onnx.ModelProto()
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model.ParseFromString(bytes(map_file(path)))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; give the path of an ONNX model") from None
     except OSError as error:
@@ -110,16 +112,10 @@ def read(path: Path) -> onnx.ModelProto:
         raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file") from None
     if not model.HasField("graph") or not model.ir_version:
         raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file")
-    for tensor in _tensors(model):
+    for tensor in tensors.every(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             weights.check(tensor, path.parent, f"{path}: tensor {shown(tensor.name)}")
     return model
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph in _all_graphs(model):
-        yield from graph.initializer
-        yield from (attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t"))
 
 
 def _inline(model: onnx.ModelProto, op_types: Sequence[str]) -> onnx.ModelProto:

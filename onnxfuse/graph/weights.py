@@ -19,6 +19,7 @@ from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import Span, map_file
 
 _KEEP = 4096  # decoded values up to this many bytes are kept; larger ones are decoded again when no one holds them
+_MOST_AXES = 64  # of numpy, whose arrays constants become
 _MOST_BYTES = 1 << 46  # no real tensor has 64 TiB; a size beyond it is damage
 
 _BITS = {
@@ -178,6 +179,8 @@ def _inspect(tensor: TensorProto, folder: Path | None, raw: Span | None) -> None
     if tensor.data_type not in NUMPY:
         raise BadInput(f"unknown element type {tensor.data_type}; the file is damaged or of a newer ONNX")
     dims = list(tensor.dims)
+    if len(dims) > _MOST_AXES:
+        raise BadInput(f"impossible rank {len(dims)}; the file is damaged")
     if any(d < 0 for d in dims) or math.prod(dims) > _MOST_BYTES:
         raise BadInput(f"impossible shape {shown(dims)}; the file is damaged")
     if tensor.HasField("segment"):
@@ -208,6 +211,8 @@ def _check_typed(tensor: TensorProto, count: int, size: int) -> None:
 
 
 def _check_external(tensor: TensorProto, folder: Path | None, size: int) -> None:
+    if not all(type(text) is str for entry in tensor.external_data for text in (entry.key, entry.value)):
+        raise BadInput("the place of its external data is not UTF-8; the file is damaged")
     try:
         place = location(tensor)
     except ValueError:

@@ -7,7 +7,10 @@ https://protobuf.dev/programming-guides/encoding/. Field numbers: onnx.proto.
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +55,17 @@ class Span:
 
 
 def map_file(path: Path) -> Buffer:
-    """The file's bytes, mapped. They stay valid when the file is replaced by another of its name."""
-    with open(path, "rb") as file:
-        if not path.stat().st_size:
+    """The file's bytes, mapped. They stay valid when the file is replaced by another of its name.
+
+    OSError where it is no ordinary file: a pipe would be waited for, and a device may have no end.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            kind = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+            raise OSError(kind, "is a folder" if kind == errno.EISDIR else "is not an ordinary file", str(path))
+        if not found.st_size:
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

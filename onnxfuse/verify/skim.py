@@ -20,12 +20,12 @@ def skeleton(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from onnxfuse.graph.wire import Damaged, map_file, split
+    from onnxfuse.graph.wire import map_file, split
 
     model = onnx.ModelProto()
     try:
         model.ParseFromString(split(map_file(Path(path)))[0])
-    except (Damaged, DecodeError):
+    except (DecodeError, ValueError):  # Damaged and UnicodeDecodeError among them
         raise BadInput(f"{shown(path)}: not an ONNX model, or cut short; export or download it again") from None
     except OSError as error:
         raise BadInput(f"cannot read {shown(path)}: {(error.strerror or str(error)).lower()}; name an existing .onnx file") from None
