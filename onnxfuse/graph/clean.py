@@ -20,6 +20,7 @@ from onnxfuse.graph.model import Model
 from onnxfuse.graph.skeleton import retype
 
 _SMALL = 64 << 10  # bytes; a result up to this size is always folded
+_MOST_SMALL = 256 << 20  # bytes; what all small results of a graph may come to
 _LARGE = 1 << 30  # bytes; a result beyond this size never is
 _ROUNDS = 16
 
@@ -188,7 +189,7 @@ def _elements(node: gs.Node, known: dict[int, tuple[Dims, bool]]) -> tuple[Dims,
     dims, is_scalar = source
     if node.op == "Gather" and not is_scalar:
         index = query.constant(node.inputs[1])
-        if index is None or index.ndim > 1 or any(not -len(dims) <= i < len(dims) for i in index.reshape(-1)):
+        if index is None or index.dtype.kind not in "iu" or index.ndim > 1 or any(not -len(dims) <= i < len(dims) for i in index.reshape(-1)):
             return None
         return [dims[int(i)] for i in index.reshape(-1)], index.ndim == 0
     if node.op == "Slice" and not is_scalar:
@@ -264,6 +265,7 @@ def _foldable(graph: gs.Graph, outputs: query.Outputs) -> tuple[list[gs.Node], l
     fixed: dict[int, bool] = {}  # output of a foldable node -> is it small
     small: list[gs.Node] = []
     large: dict[int, gs.Node] = {}
+    left = _MOST_SMALL
     for node in graph.nodes:
         if node.domain or node.op not in _FOLDABLE or any(tensor in outputs for tensor in node.outputs):
             continue
@@ -273,9 +275,10 @@ def _foldable(graph: gs.Graph, outputs: query.Outputs) -> tuple[list[gs.Node], l
         size = _result_bytes(node)
         if size is None or size > _LARGE:
             continue
-        is_small = size <= _SMALL and all(fixed.get(id(t), True) and (id(t) in fixed or _nbytes(t) <= 16 * _SMALL) for t in inputs)
+        is_small = size <= min(_SMALL, left) and all(fixed.get(id(t), True) and (id(t) in fixed or _nbytes(t) <= 16 * _SMALL) for t in inputs)
         fixed.update((id(tensor), is_small) for tensor in node.outputs)
         if is_small:
+            left -= size
             small.append(node)
         else:
             large[id(node)] = node

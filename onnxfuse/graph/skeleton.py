@@ -6,6 +6,7 @@ skeleton, a constant too large to matter for shapes is a graph input of its type
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,7 +88,7 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, dict[str, ValueInfoProto]]:
     """The model with what onnx infers, and its value infos by name."""
     deprecated = _stand_in(bare.graph, opset(bare))
     try:
-        typed = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        typed = onnx.shape_inference.infer_shapes(bare, data_prop=not _propagates_without_bound(bare.graph, {}))
     except Exception:  # inference of a sound model can still fail (a custom operator's types); it only adds knowledge
         typed = ModelProto()
         typed.CopyFrom(bare)
@@ -95,6 +96,30 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, dict[str, ValueInfoProto]]:
         for i, node in deprecated.items():
             model.graph.node[i].CopyFrom(node)
     return typed, {value.name: value for value in (*typed.graph.value_info, *typed.graph.output)}
+
+
+_PROPAGATED = frozenset({"Add", "Cast", "Concat", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"})  # a Gather's is its indices'
+_MOST_PROPAGATED = 1 << 20  # elements; a shape has some ten
+
+
+def _propagates_without_bound(graph: GraphProto, sizes: dict[str, int]) -> bool:
+    """Whether onnx, which follows the values of shapes through a graph, would be led into following billions of them: a chain of
+    Concat(x, x) doubles a constant with every node."""
+    sizes.update((tensor.name, math.prod(tensor.dims)) for tensor in graph.initializer)
+    for node in graph.node:
+        if any(_propagates_without_bound(body, sizes) for body in node_graphs(node)):
+            return True
+        if node.op_type == "Constant":
+            size = max((math.prod(a.t.dims) if a.HasField("t") else len(a.ints) + len(a.floats) for a in node.attribute), default=1)
+        elif node.op_type in _PROPAGATED:
+            given = [sizes.get(name, 1) for name in node.input]
+            size = sum(given) if node.op_type == "Concat" else max(given, default=1)
+            if size > _MOST_PROPAGATED:
+                return True
+        else:
+            continue
+        sizes.update((name, size) for name in node.output)
+    return False
 
 
 def _stand_in(graph: GraphProto, version: int) -> dict[int, NodeProto]:
