@@ -381,6 +381,7 @@ def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:
     value.name = tensor.name
     if kept is not None:
         value.type.CopyFrom(kept)
+        _forget_made(value.type)
     elif tensor.dtype is not None:
         inner = value.type.tensor_type
         inner.elem_type = weights.elem_type(tensor.dtype)
@@ -394,6 +395,19 @@ def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:
                         dim.dim_param = size
                 elif size is not None:
                     dim.dim_value = int(size)
+
+
+def _forget_made(kind: TypeProto) -> None:
+    """Takes the symbols that shape inference made up out of a type; inside of a sequence they would claim that all its parts are of one size."""
+    which = kind.WhichOneof("value")
+    if which in ("sequence_type", "optional_type"):
+        _forget_made(getattr(kind, which).elem_type)
+    elif which == "map_type":
+        _forget_made(kind.map_type.value_type)
+    elif which is not None:
+        for dim in getattr(kind, which).shape.dim if getattr(kind, which).HasField("shape") else ():
+            if dim.dim_param.startswith("unk__"):
+                dim.Clear()
 
 
 def node_graphs(proto: NodeProto) -> Iterator[GraphProto]:

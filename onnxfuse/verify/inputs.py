@@ -7,6 +7,7 @@ many detectors silent. So `generate` looks at what an input is called, what read
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxfuse.errors import BadInput
+from onnxfuse.graph.names import shown
 from onnxfuse.verify.skim import skeleton
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ GUESSES = (
 SAMPLING_RATE = 16000
 UNKNOWN_IDS = 2  # exclusive bound of integers that no table bounds: in range for nearly everything
 
+_MOST_ELEMENTS = 1 << 28  # of one input that is made up
+_MOST_AXES = 64  # of numpy
 _BATCH_NAMES = re.compile(r"batch|^(b|n|bs)$", re.I)
 _SEQUENCE_NAMES = re.compile(r"seq|len|time|token|frame|^(s|t|l)$", re.I)
 _PIXEL_NAMES = re.compile(r"height|width|^(h|w)$", re.I)
@@ -95,6 +99,8 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
         kind = (value.type.WhichOneof("value") or "untyped_value").removesuffix("_type").replace("_", " ")
         raise BadInput(f"input {value.name!r} is a {kind}, and only tensors can be fed; make it inside the model or export without it")
     tensor = value.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values() or not tensor.elem_type:
+        raise BadInput(f"input {value.name!r} has no element type that is known ({tensor.elem_type}); export the model again")
     dtype = (
         np.dtype(np.str_)
         if tensor.elem_type == onnx.TensorProto.STRING
@@ -204,6 +210,9 @@ def _feed(
                 kind = _kind_of_size(spec, dim or "", axis, guess)
                 sizes.setdefault(dim or f"{spec.name}[{axis}]", kind[index % len(kind)])
     shapes = {spec.name: spec.sized(sizes) for spec in inputs}
+    for name, shape in shapes.items():
+        if math.prod(shape) > _MOST_ELEMENTS or len(shape) > _MOST_AXES:
+            raise BadInput(f"input {name!r} of shape {shown(list(shape))} is too large to be made up; give smaller --dims, or inputs with --data")
     length = _sequence_length(inputs, shapes)
     feeds = {}
     for number, spec in enumerate(inputs):
