@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import TextIO
 
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.plugins import cache_dir
@@ -37,15 +38,28 @@ def report(fault: BaseException) -> int:
     if isinstance(fault, Stopped):
         fault = fault.cause
     if isinstance(fault, BrokenPipeError):
-        # The interpreter flushes stdout once more on its way out, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         return BROKEN_PIPE
     if type(fault).__name__ == "NoArgsIsHelpError":  # a group of commands without one of them: its help has been shown
         return 0
     message, status = describe(fault)
     with contextlib.suppress(OSError):  # nobody listens
         print(f"error: {one_line(message)}", file=sys.stderr)
+    _flush(sys.stdout)
+    _flush(sys.stderr)
     return status
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except OSError:
+        _give_up(stream)
+
+
+def _give_up(stream: TextIO) -> None:
+    """The interpreter flushes once more on its way out, and would complain, with a status of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def describe(fault: BaseException) -> tuple[str, int]:

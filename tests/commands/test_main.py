@@ -233,7 +233,7 @@ def test_names_of_a_model_do_not_command_the_terminal(run_cli, model: Path, tmp_
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
 def test_closed_and_full_streams(closed: str, model: Path, tmp_path: Path):
-    script = f"{sys.executable} -m onnxfuse optimize model.onnx -o out.onnx {closed}"
+    script = f"unset PYTHONUNBUFFERED; {sys.executable} -m onnxfuse optimize model.onnx -o out.onnx {closed}"
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == (2 if closed == ">/dev/full" else 0), done.stderr
     onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
@@ -242,7 +242,7 @@ def test_closed_and_full_streams(closed: str, model: Path, tmp_path: Path):
 
 def test_a_fault_that_nobody_can_be_told_has_its_status(tmp_path: Path):
     for closed in ("2>&-", "2>/dev/full"):
-        script = f"{sys.executable} -m onnxfuse optimize absent.onnx {closed}"
+        script = f"unset PYTHONUNBUFFERED; {sys.executable} -m onnxfuse optimize absent.onnx {closed}"
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, done.stdout) == (2, ""), closed
 
