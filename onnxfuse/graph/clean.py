@@ -189,7 +189,9 @@ def _elements(node: gs.Node, known: dict[int, tuple[Dims, bool]]) -> tuple[Dims,
     dims, is_scalar = source
     if node.op == "Gather" and not is_scalar:
         index = query.constant(node.inputs[1])
-        if index is None or index.dtype.kind not in "iu" or index.ndim > 1 or any(not -len(dims) <= i < len(dims) for i in index.reshape(-1)):
+        if index is None or index.dtype.kind not in "iu" or index.ndim > 1:
+            return None
+        if any(not -len(dims) <= i < len(dims) for i in index.reshape(-1)):
             return None
         return [dims[int(i)] for i in index.reshape(-1)], index.ndim == 0
     if node.op == "Slice" and not is_scalar:
@@ -275,7 +277,8 @@ def _foldable(graph: gs.Graph, outputs: query.Outputs) -> tuple[list[gs.Node], l
         size = _result_bytes(node)
         if size is None or size > _LARGE:
             continue
-        is_small = size <= min(_SMALL, left) and all(fixed.get(id(t), True) and (id(t) in fixed or _nbytes(t) <= 16 * _SMALL) for t in inputs)
+        of_small = all(fixed.get(id(t), True) and (id(t) in fixed or _nbytes(t) <= 16 * _SMALL) for t in inputs)
+        is_small = size <= min(_SMALL, left) and of_small
         fixed.update((id(tensor), is_small) for tensor in node.outputs)
         if is_small:
             left -= size

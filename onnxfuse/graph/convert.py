@@ -398,7 +398,7 @@ def value_info(into: Any, tensor: gs.Tensor, always: bool = False) -> None:
 
 
 def _forget_made(kind: TypeProto) -> None:
-    """Takes the symbols that shape inference made up out of a type; inside of a sequence they would claim that all its parts are of one size."""
+    """Takes the symbols that inference made up out of a type: inside of a sequence they would say that all its parts are of one size."""
     which = kind.WhichOneof("value")
     if which in ("sequence_type", "optional_type"):
         _forget_made(getattr(kind, which).elem_type)

@@ -115,7 +115,7 @@ def _check_own(node: NodeProto) -> str | None:
     for attribute in node.attribute:
         kind = _OWN_ATTRIBUTES.get(attribute.name)
         if attribute.type != kind:
-            return f"{shown(node.op_type)} of domain {DOMAIN} has attribute {shown(attribute.name)}, which is none of its own or of another type"
+            return f"attribute {shown(attribute.name)} is none of {DOMAIN}'s {shown(node.op_type)}, or of another type"
     return None
 
 

@@ -212,7 +212,8 @@ def _feed(
     shapes = {spec.name: spec.sized(sizes) for spec in inputs}
     for name, shape in shapes.items():
         if math.prod(shape) > _MOST_ELEMENTS or len(shape) > _MOST_AXES:
-            raise BadInput(f"input {name!r} of shape {shown(list(shape))} is too large to be made up; give smaller --dims, or inputs with --data")
+            large = shown(list(shape))
+            raise BadInput(f"input {name!r} of shape {large} is too large to be made up; give smaller --dims, or inputs with --data")
     length = _sequence_length(inputs, shapes)
     feeds = {}
     for number, spec in enumerate(inputs):
