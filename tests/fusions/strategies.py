@@ -184,6 +184,59 @@ class Planter:
         y = self.both("Add", x, skip)
         return self.both("Add", y, self.random(WIDTH)) if form == "bias last" else y
 
+    # What follows keeps the shape of x, which is [batch, channels, ...] or, for `linear` and `attention`, [..., rows, WIDTH].
+
+    def convolution(self, x: str, shape: tuple[int, ...]) -> str:
+        """Conv or ConvTranspose, its bias inside or behind it, and a BatchNormalization."""
+        channels, spatial = shape[1], len(shape) - 2
+        groups = self.pick(1, channels)
+        op = self.pick("Conv", "ConvTranspose")
+        bias = self.pick("inside", "behind", "both", "none")
+        inside = [self.random(channels)] if bias in ("inside", "both") else []
+        weight = self.random(channels, channels // groups, *([1] * spatial))
+        y = self.net.op(op, x, weight, *inside, kernel_shape=[1] * spatial, group=groups)
+        if bias in ("behind", "both"):
+            y = self.both("Add", y, self.random(*self.pick((channels,), (1, channels)), *([1] * spatial)))
+        if self.pick(True, False):
+            y = self.net.op("BatchNormalization", y, *(self.random(channels) for _ in range(4)), epsilon=self.pick(1e-3, 0.1))
+        return y
+
+    def groupnorm(self, x: str, shape: tuple[int, ...]) -> str:
+        channels = shape[1]
+        groups = self.pick(channels, 1)
+        grouped = self.net.op("Reshape", x, self.const(self.pick([0, groups, -1], [shape[0], groups, -1]), np.int64))
+        ones, zeros = (self.const(np.full(groups, number)) for number in (1, 0))
+        y = self.net.op("InstanceNormalization", grouped, ones, zeros, epsilon=1e-3)
+        y = self.net.op("Reshape", y, self.pick(lambda: self.net.op("Shape", x), lambda: self.const(shape, np.int64))())
+        column = (channels,) + (1,) * (len(shape) - 2)
+        y = self.both("Mul", y, self.random(*column)) if self.pick(True, False) else y
+        return self.both("Add", y, self.random(*column)) if self.pick(True, False) else y
+
+    def linear(self, x: str, shape: tuple[int, ...]) -> str:
+        """MatMul or Gemm and two additions of a constant, or a BatchNormalization."""
+        weight = self.const(np.random.default_rng(self.seed).uniform(-0.4, 0.4, (WIDTH, WIDTH)))
+        if len(shape) != 2 or self.pick(True, False):
+            y = self.both("Add", self.net.op("MatMul", x, weight), self.random(WIDTH))
+        else:
+            y = self.net.op("Gemm", x, weight, self.random(WIDTH), transB=self.pick(0, 1))
+            if self.pick(True, False):
+                return self.net.op("BatchNormalization", y, *(self.random(WIDTH) for _ in range(4)))
+        return self.both("Add", y, self.random(*self.pick((WIDTH,), (1, WIDTH)))) if self.pick(True, False) else y
+
+    def attention(self, x: str, shape: tuple[int, ...]) -> str:
+        """One head, of three products of one tensor."""
+        net, x = self.net, self.net.op("Tanh", x)  # large scores would make one of many alike the winner
+        made = []
+        for _ in range(3):
+            self.seed += 1
+            weight = np.random.default_rng(self.seed).uniform(-0.4, 0.4, (WIDTH, WIDTH))
+            y = net.op("MatMul", x, self.const(weight))
+            made.append(self.both("Add", y, self.random(WIDTH)) if self.pick(True, False) else y)
+        axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        scores = net.op("MatMul", made[0], net.op("Transpose", made[1], perm=axes))
+        scores = self.pick(lambda: self.both("Mul", scores, self.const(0.35)), lambda: net.op("Div", scores, self.const(3)))()
+        return net.op("MatMul", net.op("Softmax", scores, axis=len(shape) - 1), made[2])
+
 
 # ------------------------------------------------------------------------------------------------------- graphs
 
@@ -206,7 +259,7 @@ class Constants(Net):
         key = (held.tobytes(), held.shape, held.dtype)
         if key in self.known and self.pick(True, False):
             return self.known[key]
-        if held.size == 1 and held.dtype.kind == "f":
+        if not held.ndim and held.dtype.kind == "f":
             held = held.reshape(self.pick((), (1,)))
         if self.outer is not None and self.pick(False, True):
             return self.outer.const(held, dtype)
@@ -233,10 +286,19 @@ class Example:
     tolerance: float
 
 
-def step(planter: Planter, x: str, skip: str) -> str:
-    """One of the patterns, or something that is none."""
+def folded(planter: Planter, shape: tuple[int, ...]) -> list[str]:
+    """The patterns that a tensor of this shape can hold beside the row-wise ones; onnxruntime runs them in float32 alone."""
+    if planter.dtype != np.float32 or len(shape) < 2:
+        return []
+    return ["linear", "attention", *(["convolution", "groupnorm"] if len(shape) > 2 else [])]
+
+
+def step(planter: Planter, x: str, skip: str, shape: tuple[int, ...]) -> str:
+    """One of the patterns, or something that is none. `shape` is that of x and skip."""
     pick, net = planter.pick, planter.net
-    kind = pick("canonical", "bias", "residual", "noise")
+    kind = pick("canonical", "bias", "residual", "noise", *(["folded"] * 2 if folded(planter, shape) else []))
+    if kind == "folded":
+        return getattr(planter, pick(*folded(planter, shape)))(x, shape)
     if kind == "noise":
         return pick(lambda: net.op("Tanh", x), lambda: net.op("Add", x, skip), lambda: planter.both("Mul", x, planter.random(WIDTH)))()
     if kind == "bias":
@@ -258,15 +320,15 @@ def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: in
     inner = Constants(net.opset, prefix=f"b{len(net.nodes)}_", pick=pick, ir=net.ir, outer=net)
     kind = pick("If", "Loop", "Scan") if len(shape) > 2 else pick("If", "Loop")
     own = inner.name("v") if kind != "If" else x
-    captured = skip if kind != "Scan" else own
-    last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured))
+    captured, within = (skip, shape) if kind != "Scan" else (own, shape[1:])
+    last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured, within))
     if kind == "If":
         minus = inner.name(f"{inner.prefix}minus")
         captured = pick(x, *inner_tensors(net))
         other = helper.make_graph([helper.make_node("Sub", [x, captured], [minus])], "else", [], [onnx.ValueInfoProto(name=minus)])
         then = helper.make_graph(inner.nodes, "then", [], [onnx.ValueInfoProto(name=last)], inner.constants)
         return net.op("If", "flag", then_branch=then, else_branch=other)
-    given, result = value(own, shape if kind == "Loop" else shape[1:], elem), value(last, None, elem)
+    given, result = value(own, within, elem), value(last, None, elem)
     result.type.tensor_type.ClearField("shape")
     if kind == "Scan":
         return net.op("Scan", x, body=helper.make_graph(inner.nodes, "body", [given], [result], inner.constants), num_scan_inputs=1)
@@ -288,7 +350,7 @@ def example(pick: Pick, seed: int) -> Example:
     bodies = len(shape) > 1 and net.ir >= 4
     for _ in range(pick(1, 2, 3)):
         x, skip = pick(made[-1], made[0]), pick(*made)
-        made.append(nested(planter, x, skip, shape, elem) if bodies and pick(False, False, True) else step(planter, x, skip))
+        made.append(nested(planter, x, skip, shape, elem) if bodies and pick(False, False, True) else step(planter, x, skip, shape))
     inner = [name for name in inner_tensors(net) if name not in made]
     read = sorted({pick(*inner) for _ in range(pick(0, 0, 1, 2))}) if inner else []
     outputs = [made[-1], *(name if pick(True, False) else net.op("Abs", name) for name in read)]

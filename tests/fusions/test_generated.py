@@ -6,6 +6,7 @@ ONNXFUSE_EXAMPLES=20000 runs more of them, ONNXFUSE_SEED=n others.
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.fusions.helpers import Net, check_names, fuse, interface, names, ops, run, types_right, undo, value, without_types
+from onnxfuse import pipeline
+from onnxfuse.graph import clean, shapes, write
+from onnxfuse.plan import policy, verdicts
+from tests.fusions.helpers import Net, check_names, fuse, interface, load, names, ops, run, types_right, undo, value, without_types
 from tests.fusions.strategies import KINDS, WIDTH, Example, Planter, examples
 
 COUNT = int(os.environ.get("ONNXFUSE_EXAMPLES", "200"))
@@ -41,26 +45,71 @@ def agree(got: list[np.ndarray], want: list[np.ndarray], tolerance: float) -> No
         np.testing.assert_array_less(np.abs(a - b), tolerance * (1 + np.abs(b)))
 
 
+def rewritten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The model after every legal fusion, folding repeated until nothing is left to fold, and how many sites there were."""
+    loaded = load(model)
+    clean.clean(loaded)
+    shapes.refine(loaded)
+    rules = policy.Rules("all", policy.Selection((), ()), {}, verdicts.shipped(), None, None)
+    decisions, _ = pipeline.rewrite(loaded, rules)
+    return write.to_proto(loaded), sum(decision.fused for decision in decisions)
+
+
 @seeded
 @SETTINGS
 @given(examples())
 def test_a_rewritten_graph_is_the_same_graph(example: Example) -> None:
     model, feeds = example.model, example.feeds
     want = run(model, feeds)
-    fused, _, _ = fuse(model)
+    fused, _ = rewritten(model)
     onnx.checker.check_model(fused, full_check=True)
     assert interface(fused) == interface(model)
     check_names(fused)
     types_right(fused)
     agree(run(fused, feeds), want, example.tolerance)
-    again, sites, _ = fuse(fused)
-    assert sites == []
+    again, sites = rewritten(fused)
+    assert sites == 0
     assert without_types(again) == without_types(fused)
     plain = undo(fused)
     onnx.checker.check_model(plain, full_check=True)
     assert interface(plain) == interface(model)
     assert not plain.functions
     agree(run(plain, feeds), want, example.tolerance)
+
+
+@seeded
+@settings(SETTINGS, max_examples=max(1, COUNT // 5))
+@given(examples())
+def test_the_command_does_the_same(tmp_path_factory: pytest.TempPathFactory, example: Example) -> None:
+    """Through files, with folding repeated until nothing is left to fold, as `optimize --policy all` does."""
+    folder = tmp_path_factory.getbasetemp()
+    source, fused, again, plain = (folder / f"generated-{name}.onnx" for name in ("source", "fused", "again", "plain"))
+    source.write_bytes(example.model.SerializeToString())
+    want = run(example.model, example.feeds)
+    pipeline.optimize(source, fused, policy="all", check=False)
+    made = onnx.load(fused)
+    onnx.checker.check_model(made, full_check=True)
+    assert interface(made) == interface(example.model)
+    agree(run(made, example.feeds), want, example.tolerance)
+    assert not [decision for decision in pipeline.optimize(fused, again, policy="all", check=False).decisions if decision.fused]
+    pipeline.undo(fused, plain, check=False)
+    agree(run(onnx.load(plain), example.feeds), want, example.tolerance)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fusions"),
+    [
+        ("convolution", ["conv_bias", "conv_bn"]), ("groupnorm", ["groupnorm"]), ("linear", ["linear_bias"]), ("attention", ["qkv_pack"]),
+    ],
+)  # fmt: skip
+def test_the_strategy_plants_what_is_folded(pattern: str, fusions: list[str]) -> None:
+    found: set[str] = set()
+    for number in range(40):
+        rng = random.Random(number)
+        net, shape = Net(17), (2, 3, WIDTH) if pattern != "linear" else (3, WIDTH)
+        last = getattr(Planter(net, lambda *options, rng=rng: rng.choice(options), commute=True), pattern)("x", shape)
+        found |= set(names(fuse(net.model([value("x", shape)], [last]))[1]))
+    assert found >= set(fusions)
 
 
 FUSIONS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm", "silu": "silu", "gelu_erf": "gelu", "gelu_tanh": "gelu", "gelu_quick": "gelu"}
