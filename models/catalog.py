@@ -46,7 +46,7 @@ MODELS = (
         97447603,
         "MIT",
         "ViT-S, 12 blocks, saliency head; LayerNorm and GELU(erf) spelled out",
-        {"layernorm": 25, "gelu": 12, "qkv_pack": 12, "bias_gelu": 12, "conv_bn": 3},
+        {"layernorm": 25, "skip_layernorm": 24, "gelu": 12, "qkv_pack": 12, "bias_gelu": 12, "conv_bn": 3},
     ),
     RealModel(
         "paraphrase-minilm",
@@ -56,7 +56,7 @@ MODELS = (
         69060623,
         "Apache-2.0",
         "BERT, 3 layers of 384, sentence encoder; native LayerNormalization; internal tensors are graph outputs",
-        {"gelu": 3, "qkv_pack": 3, "bias_gelu": 3},
+        {"skip_layernorm": 6, "gelu": 3, "qkv_pack": 3, "bias_gelu": 3},
     ),
     RealModel(
         "ppocr-rec",
@@ -66,7 +66,7 @@ MODELS = (
         10857958,
         "Apache-2.0",
         "PP-OCRv4 text recogniser (SVTR-LCNet); LayerNorm spelled out, hard-swish as a Clip chain, packed QKV",
-        {"layernorm": 5, "conv_bn": 6},
+        {"layernorm": 5, "skip_layernorm": 4, "conv_bn": 6},
     ),
     RealModel(
         "ppocr-det",
@@ -124,7 +124,7 @@ MODELS = (
         35628332,
         "MIT",
         "T5 encoder, 8 layers of 512, dynamic int8; RMSNorm and GELU(tanh) spelled out",
-        {"rmsnorm": 17, "gelu": 8},
+        {"rmsnorm": 17, "skip_rmsnorm": 16, "gelu": 8},
     ),
     RealModel(
         "deepfilternet-erb",
@@ -143,7 +143,7 @@ MODELS = (
         45458109,
         "MIT",
         "diffusion U-Net, 2103 nodes; GroupNorm spelled out 139 times, SiLU 114 times",
-        {"silu": 114},
+        {"groupnorm": 139, "silu": 114},
     ),
     RealModel(
         "minilm-int8",
@@ -153,7 +153,7 @@ MODELS = (
         22928619,
         "Apache-2.0",
         "BERT, 6 layers of 384, weight-only int8, torch's new exporter; GELU as x*(0.5*(erf+1))",
-        {"gelu": 6},
+        {"skip_layernorm": 12, "gelu": 6, "qkv_pack": 6},
     ),
 )
 

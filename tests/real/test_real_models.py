@@ -87,7 +87,8 @@ def test_outputs_are_what_they_were(optimized: Optimized, number: int):
             continue
         assert np.isfinite(want).all()
         spread = float(want.max() - want.min())
-        np.testing.assert_allclose(got[name], want, rtol=1e-3, atol=1e-4 * max(spread, abs(float(want.max()))))
+        tight = 1e-5 if tensor is not None else 1e-4  # a few layers lie before the first quantizer
+        np.testing.assert_allclose(got[name], want, rtol=10 * tight, atol=tight * max(spread, abs(float(want.max()))))
 
 
 def test_the_sites_that_were_counted_by_hand_are_found(optimized: Optimized):
