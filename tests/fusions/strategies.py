@@ -253,6 +253,7 @@ class Constants(Net):
     overridable: list[onnx.ValueInfoProto] = field(default_factory=list)
     outer: Constants | None = None  # where a body may keep its constants
     known: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    other_shapes: set[str] = field(default_factory=set)  # inner tensors that need not broadcast to the others
 
     def const(self, number: Any, dtype: Any = np.float32, name: str | None = None) -> str:
         held = np.asarray(number).astype(dtype)
@@ -298,7 +299,11 @@ def step(planter: Planter, x: str, skip: str, shape: tuple[int, ...]) -> str:
     pick, net = planter.pick, planter.net
     kind = pick("canonical", "bias", "residual", "noise", *(["folded"] * 2 if folded(planter, shape) else []))
     if kind == "folded":
-        return getattr(planter, pick(*folded(planter, shape)))(x, shape)
+        before = len(net.nodes)
+        y: str = getattr(planter, pick(*folded(planter, shape)))(x, shape)
+        if isinstance(net, Constants):
+            net.other_shapes.update(name for node in net.nodes[before:] for name in node.output if name != y)
+        return y
     if kind == "noise":
         return pick(lambda: net.op("Tanh", x), lambda: net.op("Add", x, skip), lambda: planter.both("Mul", x, planter.random(WIDTH)))()
     if kind == "bias":
@@ -324,7 +329,7 @@ def nested(planter: Planter, x: str, skip: str, shape: tuple[int, ...], elem: in
     last = inner.op("Identity", step(Planter(inner, pick, planter.dtype, planter.commute, seed=planter.seed + 100), own, captured, within))
     if kind == "If":
         minus = inner.name(f"{inner.prefix}minus")
-        captured = pick(x, *inner_tensors(net))
+        captured = pick(x, *(name for name in inner_tensors(net) if name not in net.other_shapes))
         other = helper.make_graph([helper.make_node("Sub", [x, captured], [minus])], "else", [], [onnx.ValueInfoProto(name=minus)])
         then = helper.make_graph(inner.nodes, "then", [], [onnx.ValueInfoProto(name=last)], inner.constants)
         return net.op("If", "flag", then_branch=then, else_branch=other)
