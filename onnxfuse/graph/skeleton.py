@@ -103,23 +103,39 @@ _MOST_PROPAGATED = 1 << 20  # elements; a shape has some ten
 
 
 def _propagates_without_bound(graph: GraphProto, sizes: dict[str, int]) -> bool:
-    """Whether onnx, which follows the values of shapes through a graph, would be led into following billions of them: a chain of
-    Concat(x, x) doubles a constant with every node."""
+    """Whether onnx, which follows the elements of tensors of rank 1 through a graph, would be led into following billions of them: an
+    input declared as long as that, or a chain of Concat(x, x), which doubles a constant with every node. `sizes`: lengths by name.
+    """
     sizes.update((tensor.name, math.prod(tensor.dims)) for tensor in graph.initializer)
+    for value in (*graph.input, *graph.value_info):
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == 1 and dims[0].dim_value > 1:
+            sizes[value.name] = dims[0].dim_value
+    lengths = {tensor.name: _only_number(tensor) for tensor in graph.initializer if math.prod(tensor.dims) == 1}
     for node in graph.node:
         if any(_propagates_without_bound(body, sizes) for body in node_graphs(node)):
             return True
         if node.op_type == "Constant":
             size = max((math.prod(a.t.dims) if a.HasField("t") else len(a.ints) + len(a.floats) for a in node.attribute), default=1)
+            lengths.update((name, _only_number(a.t)) for name in node.output for a in node.attribute if a.HasField("t") and size == 1)
         elif node.op_type in _PROPAGATED:
             given = [sizes.get(name, 1) for name in node.input]
             size = sum(given) if node.op_type == "Concat" else max(given, default=1)
             if size > _MOST_PROPAGATED:
                 return True
-        else:
-            continue
+        else:  # it may keep a length, or be given one
+            size = max((max(sizes.get(name, 1), lengths.get(name, 1)) for name in node.input), default=1)
+            if size <= _MOST_PROPAGATED:
+                continue
         sizes.update((name, size) for name in node.output)
     return False
+
+
+def _only_number(tensor: onnx.TensorProto) -> int:
+    """The integer that a tensor of one element holds; 1 for others."""
+    if tensor.data_type != onnx.TensorProto.INT64:
+        return 1
+    return int(onnx.numpy_helper.to_array(tensor).reshape(-1)[0])
 
 
 def _stand_in(graph: GraphProto, version: int) -> dict[int, NodeProto]:

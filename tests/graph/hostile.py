@@ -666,6 +666,11 @@ SIZES: dict[str, Make] = {
     "100,000 inputs of one node": lambda folder: written(folder, _wide(100_000)),
     "10,000 results into one node": lambda folder: written(folder, _fan(10_000)),
     "constants that double": _doubling("Concat <axis = 0>", 45),
+    "arithmetic on 2^60 elements": text(f"g (float[{1 << 60}] x) => (float[n] y) {{ a = Mul(x, x) b = Add(a, x) y = Sub(b, x) }}"),
+    "arithmetic on 2^60 elements behind others": text(
+        "g (float[2] x) => (float[n] y) { a = ConstantOfShape(s) r = Exp(a) b = Add(r, r) c = Expand(x, s) d = Mul(c, b) y = Sub(d, c) }",
+        s=np.array([1 << 60]),
+    ),
     "sums that double": _doubling("Sum", 45),
     "a Range of 2^40": text(
         "g (float[2] x) => (int64 y) { r = Range(a, b, c) y = ReduceMax <keepdims = 0> (r) }",
