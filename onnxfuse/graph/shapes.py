@@ -123,6 +123,10 @@ class Names:
         self._products[name] = found
         return self._signed_like(name, number, *symbols)
 
+    def is_factor(self, part: str, whole: Dim) -> bool:
+        """Whether `whole` is a product of `part`, and so is 0 where that is."""
+        return isinstance(whole, str) and part in self._products.get(whole, (1, ()))[1]
+
     def quotient(self, above: Dims, below: Dims) -> Dim:
         """What is left of the elements of `above` where `below` are taken: the -1 of a Reshape, which needs `below` not to be 0."""
         one, other = self.product(above), self.product(below)
@@ -476,7 +480,8 @@ def _reshape(walk: _Walk, node: gs.Node) -> Shapes:
         elif size is None or dims is None or walk.names.is_signed(size):
             result.append(None)  # it may be -1
         else:  # where it happens to be 0, the dimension is the one before
-            result.append(size if size == before or i >= len(dims) else None if before is None else walk.names.made("or", size, before))
+            same = size == before or i >= len(dims) or walk.names.is_factor(size, before)
+            result.append(size if same else None if before is None else walk.names.made("or", size, before))
     if result.count(-1) == 1:
         at = result.index(-1)
         result[at] = None if dims is None else walk.names.quotient(dims, result[:at] + result[at + 1 :])

@@ -256,3 +256,16 @@ def test_what_is_said_of_trained_models_holds(name: str) -> None:
         pytest.skip(f"{model.path.name} is not here: models/fetch {name}")
     for feeds in inputs.feeds(name):
         assert holds(onnx.load(model.path), feeds)
+
+
+def test_a_shape_put_back_after_grouping_is_the_same() -> None:
+    """A size of 0 in a Reshape's target means the one before: of the grouped tensor's last axis, which is 0 wherever the size is."""
+
+    def build(net: Net) -> str:
+        grouped = net.op("Reshape", "image", net.const([0, 1, -1], np.int64))
+        return net.op("Reshape", net.op("Relu", grouped), net.op("Shape", "image"))
+
+    shape, _ = last(build, value("image", [2, 1, "H", ROW]))
+    assert shape == [2, 1, "H", ROW]
+    other, _ = last(lambda net: net.op("Reshape", "x", net.op("Shape", "z")), value("x", [2, 3, "N"]), value("z", [2, 3, "H"]))
+    assert other != [2, 3, "H"]  # where H is 0, it is N
