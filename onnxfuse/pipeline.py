@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx_graphsurgeon as gs
+
 from onnxfuse import __version__
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
-from onnxfuse.graph import clean, functions, garbage, read, shapes, write
+from onnxfuse.graph import clean, functions, garbage, query, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
 from onnxfuse.plan import planfile, policy, verdicts
@@ -134,8 +137,7 @@ def optimize(
         with garbage.paused():
             loaded: Model = clock.step("load", "loading", lambda: read.load(model))
             before = _count(loaded)
-            cleaned = clock.step("clean", "cleaning", lambda: clean.clean(loaded))
-            clock.step("shapes", "proving shapes equal", lambda: shapes.refine(loaded))
+            cleaned = clock.step("clean", "cleaning", lambda: tidy(loaded))
             decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
             notes = () if plan is None else _stray(plan, rules, decisions)
             half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
@@ -176,6 +178,24 @@ def _where_now(names: Sequence[str], decisions: Sequence[Decision]) -> list[str]
         if decision.fused and decision.node and not set(decision.site.nodes).isdisjoint(now):
             now = [decision.node, *(name for name in now if name not in decision.site.nodes)]
     return now
+
+
+def tidy(model: Model) -> dict[str, int]:
+    """Cleans and proves shapes equal, in place; again where a proof gave a Shape node its value. Returns the nodes that went, by kind."""
+    counts = Counter(clean.clean(model))
+    shapes.refine(model)
+    while any(node.op == "Shape" and _is_known(node.inputs[0]) for graph in model.graphs() for node in graph.nodes):
+        more = clean.clean(model)
+        if not more:
+            break  # it makes a graph output, and stays
+        counts.update(more)
+        shapes.refine(model)
+    return dict(sorted(counts.items()))
+
+
+def _is_known(value: gs.Tensor) -> bool:
+    dims = query.shape(value)
+    return dims is not None and all(isinstance(size, int) for size in dims)
 
 
 def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
@@ -230,8 +250,7 @@ def why_not(model: Path, name: str) -> list[Answer] | None:
     """
     loaded = read.load(model)
     known = {n for graph in loaded.graphs() for node in graph.nodes for n in (node.name, *(t.name for t in (*node.inputs, *node.outputs)))}
-    clean.clean(loaded)
-    shapes.refine(loaded)
+    tidy(loaded)
     followed = {label(node) for graph in loaded.graphs() for node in graph.nodes if name in (node.name, *(t.name for t in node.outputs))}
     if not followed:
         return [] if name in known else None

@@ -146,3 +146,27 @@ def test_the_registry_names_each_fusion_once_and_after_what_it_needs() -> None:
     assert len(names) == len(set(names))
     for fusion in REGISTRY:
         assert all(names.index(need) < names.index(fusion.name) for need in fusion.needs)
+
+
+def test_a_shape_that_only_a_proof_makes_known_is_folded_at_once(tmp_path: Path) -> None:
+    """The Loop's result has the shape of what it carries, which onnx's inference does not say: one pass must do what two would."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c_out"]), helper.make_node("Relu", ["h"], ["h_out"])],
+        "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("c_out", TensorProto.BOOL, []), helper.make_tensor_value_info("h_out", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Loop", ["trips", "", "x"], ["looped"], body=body, name="loop"),
+        helper.make_node("Shape", ["looped"], ["size"], name="shape"),
+        helper.make_node("Transpose", ["looped"], ["turned"], perm=[1, 0], name="turn"),
+        helper.make_node("Reshape", ["turned", "size"], ["y"], name="reshape"),
+    ]
+    trips = numpy_helper.from_array(np.array(2, np.int64), "trips")
+    model = save(tmp_path / "m.onnx", nodes, {"x": [2, 3]}, {"y": [2, 3]}, [trips])
+    result = pipeline.optimize(model, tmp_path / "once.onnx")
+    assert result.agrees
+    assert "Shape" not in ops(tmp_path / "once.onnx")
+    pipeline.optimize(tmp_path / "once.onnx", tmp_path / "twice.onnx")
+    assert ops(tmp_path / "twice.onnx") == ops(tmp_path / "once.onnx")

@@ -13,9 +13,10 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxfuse import pipeline
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.base import Index, Miss, apply, find
-from onnxfuse.graph import clean, functions, read, shapes, write
+from onnxfuse.graph import functions, read, write
 from onnxfuse.graph.model import Model
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -97,8 +98,7 @@ def load(model: ModelProto) -> Model:
 def fuse(model: ModelProto, only: Iterable[str] | None = None) -> tuple[ModelProto, list[tuple[str, str | None]], list[Miss]]:
     """The rewritten model, (fusion, variant) of every site, and the near misses. `only` names fusions; what they need is done first."""
     loaded = load(model)
-    clean.clean(loaded)
-    shapes.refine(loaded)
+    pipeline.tidy(loaded)
     names = None if only is None else {need for fusion in REGISTRY if fusion.name in set(only) for need in (fusion.name, *fusion.needs)}
     sites: list[tuple[str, str | None]] = []
     misses: list[Miss] = []

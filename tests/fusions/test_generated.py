@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from onnxfuse import pipeline
-from onnxfuse.graph import clean, shapes, write
+from onnxfuse.graph import write
 from onnxfuse.plan import policy, verdicts
 from tests.fusions.helpers import Net, check_names, fuse, interface, load, names, ops, run, types_right, undo, value, without_types
 from tests.fusions.strategies import KINDS, WIDTH, Example, Planter, examples
@@ -48,8 +48,7 @@ def agree(got: list[np.ndarray], want: list[np.ndarray], tolerance: float) -> No
 def rewritten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """The model after every legal fusion, folding repeated until nothing is left to fold, and how many sites there were."""
     loaded = load(model)
-    clean.clean(loaded)
-    shapes.refine(loaded)
+    pipeline.tidy(loaded)
     rules = policy.Rules("all", policy.Selection((), ()), {}, verdicts.shipped(), None, None)
     decisions, _ = pipeline.rewrite(loaded, rules)
     return write.to_proto(loaded), sum(decision.fused for decision in decisions)
