@@ -16,10 +16,10 @@ from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import tensors, weights
+from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
 
-DOMAIN = "onnxfuse"
 NAMESPACE = "onnxfuse"
 VERSION = "1"
 

@@ -28,7 +28,13 @@ def total(bias: bool) -> Pattern:
 
 
 def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
-    """A broadcast is no residual; the parameters hold one value for each element of a row."""
+    """The norm is over the last axis alone; a broadcast is no residual; the parameters hold one value for each element of a row."""
+    attrs = match.root.attrs
+    if attrs.get("stash_type", 1) != 1:
+        return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
+    rank = query.rank(match["sum"])
+    if attrs.get("axis", -1) not in (-1, None if rank is None else rank - 1):
+        return Refusal("normalises more than the last axis (axis)", attrs["axis"])
     given, skip = match["input"], match["skip"]
     refusal = _norms.refuse_operands(match, given)
     if refusal:

@@ -21,10 +21,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfuse.graph import query
+from onnxfuse.graph.model import DOMAIN as DOMAIN
 
 COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", "Equal"})
 STANDARD = ("", None, "ai.onnx")
-DOMAIN = "onnxfuse"
 # Relative distance at which a stored constant is the one meant: the rounding of its own type, and for float32 and wider the
 # 1e-6 by which exporters that print seven digits differ. What a narrow type holds exactly (0.5, 1, 2) has no rounding.
 _CONSTANT_RTOL = {2: 2.0**-10, 4: 1e-6, 8: 1e-6}
