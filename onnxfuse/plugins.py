@@ -45,6 +45,8 @@ OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
+    Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
+    Op("GRUSequence", "one to four layers of GRU, likewise", None),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
 

@@ -8,8 +8,10 @@ from onnxfuse.fusions import (
     conv_bn,
     gelu,
     groupnorm,
+    gru,
     layernorm,
     linear_bias,
+    lstm,
     qkv_pack,
     rmsnorm,
     silu,
@@ -31,5 +33,7 @@ REGISTRY: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    lstm.FUSION,
+    gru.FUSION,
 )
 NAMES: tuple[str, ...] = tuple(fusion.name for fusion in REGISTRY)

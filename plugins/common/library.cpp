@@ -8,6 +8,8 @@ namespace onnxfuse
 nvinfer1::IPluginCreatorInterface* skip_layernorm_creator();
 nvinfer1::IPluginCreatorInterface* skip_rmsnorm_creator();
 nvinfer1::IPluginCreatorInterface* bias_gelu_creator();
+nvinfer1::IPluginCreatorInterface* lstm_creator();
+nvinfer1::IPluginCreatorInterface* gru_creator();
 } // namespace onnxfuse
 
 extern "C" ONNXFUSE_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& nbCreators)
@@ -16,6 +18,8 @@ extern "C" ONNXFUSE_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators
         onnxfuse::skip_layernorm_creator(),
         onnxfuse::skip_rmsnorm_creator(),
         onnxfuse::bias_gelu_creator(),
+        onnxfuse::lstm_creator(),
+        onnxfuse::gru_creator(),
     };
     nbCreators = static_cast<int32_t>(sizeof creators / sizeof creators[0]);
     return creators;
