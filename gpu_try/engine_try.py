@@ -15,7 +15,8 @@ def one(name, precision):
         def __init__(self): trt.ILogger.__init__(self)
         def log(self, severity, msg):
             if severity <= trt.ILogger.ERROR: print("TRT:", msg[:400], flush=True)
-    log = Log(); keep = []
+    log = Log(); keep = []; begun = time.time()
+    def stage(*words): print("STAGE", *words, f"{time.time() - begun:.1f} s", flush=True)
     data = np.load(DIR / f"{name}.npz"); feeds = {k[3:]: data[k] for k in data if k.startswith("in_")}; want = {k[4:]: data[k] for k in data if k.startswith("out_")}
     reg = trt.get_plugin_registry(); handle = reg.load_library(str(DIR / "plugins.bin"))
     if handle is None: raise RuntimeError("the plugin library does not load")
@@ -24,19 +25,29 @@ def one(name, precision):
         res = dict(name=name, precision=precision, shape=shape); execs = {}; s = P(); ok(lib.gt_stream(ctypes.byref(s)), "stream")
         for kind in ("auto", "fused"):
             b = trt.Builder(log); flag = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED); net = b.create_network(flag); parser = trt.OnnxParser(net, log)
-            t0 = time.time()
+            t0 = time.time(); stage(kind, "parse")
             if not parser.parse((DIR / f"{name}.{precision}.{kind}.onnx").read_bytes()):
                 res[kind] = {"error": "; ".join(str(parser.get_error(i)) for i in range(min(3, parser.num_errors)))}; continue
             cfg = b.create_builder_config()
             if kind == "fused": cfg.plugins_to_serialize = [str(DIR / "plugins.bin")]
             if shape:
-                prof = b.create_optimization_profile(); T, B = shape; I = net.get_input(0).shape[2]; prof.set_shape("x", (1, 1, I), (B, T, I), (max(B, 64), 2 * T, I)); cfg.add_optimization_profile(prof)
-            plan = b.build_serialized_network(net, cfg)
+                prof = b.create_optimization_profile(); T, B = shape; I = net.get_input(0).shape[2]; prof.set_shape("x", (1, 1, I), (B, T, I), (max(B, 64), 2 * T, I))
+                for i in range(1, net.num_inputs):
+                    q = net.get_input(i); prof.set_shape(q.name, (1, 1, q.shape[2]), (1, B, q.shape[2]), (1, max(B, 64), q.shape[2]))
+                cfg.add_optimization_profile(prof)
+            elif any(-1 in tuple(net.get_input(i).shape) for i in range(net.num_inputs)):
+                prof = b.create_optimization_profile()
+                for i in range(net.num_inputs):
+                    q = net.get_input(i)
+                    if -1 in tuple(q.shape): prof.set_shape(q.name, *([feeds[q.name].shape] * 3))
+                cfg.add_optimization_profile(prof)
+            stage(kind, "build"); plan = b.build_serialized_network(net, cfg)
             if plan is None: res[kind] = {"error": "build failed"}; continue
             rt = trt.Runtime(log); rt.engine_host_code_allowed = True; eng = rt.deserialize_cuda_engine(plan); ctx = eng.create_execution_context(); keep += [rt, eng, ctx]
             r = {"build_s": round(time.time() - t0, 1), "layers": eng.num_layers, "mb": round(plan.nbytes / 1e6, 2), "workspace_mb": round(eng.device_memory_size / 1e6, 2)}
             bufs = {}; ins = dict(feeds)
-            if shape and (shape[1], shape[0]) != ins["x"].shape[:2]: ins["x"] = np.random.default_rng(5).standard_normal((shape[1], shape[0], ins["x"].shape[2])).astype(np.float32)
+            if shape and (shape[1], shape[0]) != ins["x"].shape[:2]:
+                g5 = np.random.default_rng(5); ins = {n: (g5.standard_normal((shape[1], shape[0], a.shape[2])) if n == "x" else g5.uniform(-1, 1, (1, shape[1], a.shape[2]))).astype(np.float32) for n, a in ins.items()}
             for i in range(eng.num_io_tensors):
                 n = eng.get_tensor_name(i)
                 if eng.get_tensor_mode(n) == trt.TensorIOMode.INPUT:
@@ -48,6 +59,7 @@ def one(name, precision):
                 if eng.get_tensor_mode(n) == trt.TensorIOMode.OUTPUT:
                     shp = tuple(ctx.get_tensor_shape(n)); shp = tuple(d if d >= 0 else want[n].shape[j] for j, d in enumerate(shp)); a = np.empty(shp, trt.nptype(eng.get_tensor_dtype(n)))
                     d = P(); ok(lib.gt_malloc(ctypes.byref(d), ctypes.c_size_t(max(a.nbytes, 256))), "malloc"); lib.gt_set(d, 255, ctypes.c_size_t(max(a.nbytes, 256))); ctx.set_tensor_address(n, d.value); bufs[n] = (d, a)
+            stage(kind, "execute")
             for _ in range(3):
                 if not ctx.execute_async_v3(s.value): raise RuntimeError(f"{kind}: execute failed")
             ok(lib.gt_stream_sync(s), "run")
@@ -56,6 +68,7 @@ def one(name, precision):
                 return {n: a.astype(np.float64) for n, (d, a) in bufs.items()}
             got = read(); r["outputs"] = got
             if ins["x" if "x" in ins else next(iter(ins))] is feeds["x" if "x" in feeds else next(iter(feeds))]: r["err"] = {n: float(np.sqrt(((g - want[n]) ** 2).mean()) / (np.sqrt((want[n].astype(np.float64) ** 2).mean()) + 1e-12)) for n, g in got.items()}
+            stage(kind, "capture")
             try:
                 ok(lib.gt_begin(s), "capture"); good = ctx.execute_async_v3(s.value); e = P(); ok(lib.gt_end(s, ctypes.byref(e)), "end of capture")
                 if not good: raise RuntimeError("execute in capture failed")
@@ -77,11 +90,11 @@ def main():
     for name, precision in names:
         left = budget - (time.time() - start)
         if left < 5: print("no time left for", name, precision); continue
-        try: done = subprocess.run([sys.executable, __file__, "--one", name, precision], capture_output=True, text=True, timeout=min(left, 90)); text = done.stdout + done.stderr; rc = done.returncode
-        except subprocess.TimeoutExpired as e: text, rc = ((e.stdout or b"").decode() if isinstance(e.stdout, bytes) else e.stdout or ""), "timeout"
+        try: done = subprocess.run([sys.executable, __file__, "--one", name, precision], capture_output=True, text=True, timeout=min(left, 40)); text = done.stdout + done.stderr; rc = done.returncode
+        except subprocess.TimeoutExpired as e: text, rc = "".join(t.decode() if isinstance(t, bytes) else t or "" for t in (e.stdout, e.stderr)), "timeout"
         found = [json.loads(l[7:]) for l in text.splitlines() if l.startswith("RESULT ")]; out += found
         for r in found: print(r["name"], r["precision"], r["shape"] or "", *(f"{k}: {r[k].get('us')} us, {r[k].get('layers')} layers, err {({n: round(e, 6) for n, e in r[k].get('err', {}).items()})} {r[k].get('error', '')}{r[k].get('graph', '')}{'' if r[k].get('graph_same', True) else ' GRAPH DIFFERS'} ws {r[k].get('workspace_mb')} MB built {r[k].get('build_s')} s;" for k in ("auto", "fused") if k in r), "differ", {n: round(e, 6) for n, e in r.get("differ", {}).items()}, flush=True)
-        rest = [l for l in text.splitlines() if not l.startswith("RESULT ")]
+        rest = [l for l in text.splitlines() if not l.startswith(("RESULT ", "RETURNING")) and "Deprecat" not in l and "device_memory_size" not in l and (rc or not l.startswith("STAGE"))]
         if rc or not found or rest: print(f"  [{name} {precision} rc {rc}]", *rest[-8:], sep="\n    ", flush=True)
         json.dump(out, open(Path(os.environ.get("OUT", ".")) / "engines.json", "w"), indent=1)
 if __name__ == "__main__": main()

@@ -13,7 +13,7 @@ class Layer(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in "input_weights weights bias h0 c0 h_last c_last".split()]
 class Problem(ctypes.Structure):
     _fields_ = ([(n, ctypes.c_int32) for n in "dtype cell directions reversed layers steps batch width hidden".split()] + [("clip", ctypes.c_float), ("x", ctypes.c_void_p), ("x_step", ctypes.c_int64), ("x_row", ctypes.c_int64), ("lengths", ctypes.c_void_p), ("y", ctypes.c_void_p)]
-        + [(n, ctypes.c_int64) for n in "y_step y_direction y_row state_direction state_row".split()] + [("layer", Layer * 8)] + [(n, ctypes.c_int32) for n in "variant rows cluster wavefront fast serial".split()] + [("fault", ctypes.c_void_p)])
+        + [(n, ctypes.c_int64) for n in "y_step y_direction y_row state_direction state_row".split()] + [("layer", Layer * 8)] + [(n, ctypes.c_int32) for n in "variant rows cluster wavefront serial".split()] + [("fault", ctypes.c_void_p)])
 
 STEPS, GRID, INDEPENDENT, CLUSTER = 1, 2, 3, 4
 NAMES = {0: "auto", 1: "steps", 2: "grid", 3: "independent", 4: "cluster", 5: "resident"}
@@ -88,7 +88,7 @@ def problem(k, m):
         p.x = m.put(x); p.x_step, p.x_row = B * k["I"], k["I"]; p.y_step, p.y_direction, p.y_row = D * B * H, B * H, H
     p.state_direction, p.state_row = B * H, H
     if k["y"]: p.y = m.alloc(T * B * D * H * size); m.poison(p.y, T * B * D * H * size)
-    for n in ("variant", "rows", "cluster", "wavefront", "fast", "serial"): setattr(p, n, k[n])
+    for n in ("variant", "rows", "cluster", "wavefront", "serial"): setattr(p, n, k[n])
     if m.fault: p.fault = m.fault
     def read():
         out = {}

@@ -95,18 +95,6 @@ __device__ __forceinline__ void mma(
 
 // --- special functions -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float exp2_approximate(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float reciprocal_approximate(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ float tanh_approximate(float x)
 {
     float y;

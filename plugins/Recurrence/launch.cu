@@ -68,8 +68,8 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
         shape.rows = p.rows;
         if (!shape.rows)
         {
-            // The fewest rows a block that leave all blocks resident at once.
-            shape.rows = 1;
+            // The fewest rows a block that leave all blocks resident at once; two cost no more than one where a warp has two tiles.
+            shape.rows = p.batch > 1 && shape.tiles > 1 ? 2 : 1;
             while (shape.rows < 4 && int64_t{p.directions} * ceil_div(p.batch, shape.rows) > device.multiprocessors)
                 shape.rows *= 2;
             if (p.hidden <= 64 && shape.rows > 1)
@@ -78,10 +78,10 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
     }
     else
     {
-        shape.slices = p.hidden <= 256 ? 8 : 16;
-        shape.tiles = 1;
-        shape.cluster = p.cluster ? p.cluster : p.hidden <= 256 ? (p.batch == 1 ? 16 : 8) : 16;
         shape.rows = p.rows ? p.rows : p.batch == 1 ? 1 : 8;
+        shape.tiles = 1;
+        shape.cluster = p.cluster ? p.cluster : p.hidden > 256 || (p.hidden > 128 && shape.rows == 1) ? 16 : 8;
+        shape.slices = p.hidden > 256 ? 16 : p.hidden > 128 || shape.rows > 1 || shape.cluster > 8 ? 8 : 4;
     }
     return shape;
 }
@@ -89,7 +89,7 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
 template <typename T>
 cudaError_t find(Problem const& p, PersistentShape const& shape, PersistentKernel<T>& found)
 {
-    found = find_persistent<T>(shape, p.cell != static_cast<int>(Cell::kLstm), p.fast != 0);
+    found = find_persistent<T>(shape, p.cell != static_cast<int>(Cell::kLstm));
     return found.kernel ? cudaSuccess : cudaErrorNotSupported;
 }
 
@@ -178,10 +178,11 @@ cudaError_t choose(Problem const& p, Choice& choice)
     bool const cluster = persistent && p.hidden <= 512 && device.major >= 9;
     choice.variant = p.variant;
     if (choice.variant == kRecurrenceAutomatic)
-        choice.variant = independent ? kRecurrenceIndependent
-            : cluster                ? kRecurrenceCluster
-            : device.cooperative     ? kRecurrenceGrid
-                                     : kRecurrenceSteps;
+        choice.variant = independent && !(cluster && p.batch == 1 && p.hidden > 64) ? kRecurrenceIndependent
+            : cluster                                                               ? kRecurrenceCluster
+            : persistent && device.cooperative && p.hidden <= 1024                  ? kRecurrenceResident
+            : device.cooperative                                                    ? kRecurrenceGrid
+                                                                                    : kRecurrenceSteps;
     if ((choice.variant == kRecurrenceIndependent && !independent) || (choice.variant == kRecurrenceCluster && !cluster)
         || (choice.variant == kRecurrenceGrid && !device.cooperative))
         return cudaErrorNotSupported;
@@ -190,7 +191,11 @@ cudaError_t choose(Problem const& p, Choice& choice)
         if (!persistent || p.hidden > 1024 || !device.cooperative)
             return cudaErrorNotSupported;
         shape_resident(p, device, choice);
-        return choice.columns > 0 ? cudaSuccess : cudaErrorNotSupported;
+        if (choice.columns > 0)
+            return cudaSuccess;
+        if (p.variant != kRecurrenceAutomatic)
+            return cudaErrorNotSupported;
+        choice.variant = kRecurrenceGrid;
     }
     if (choice.variant != kRecurrenceIndependent && choice.variant != kRecurrenceCluster)
         return cudaSuccess;

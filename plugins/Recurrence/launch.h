@@ -56,8 +56,7 @@ struct OnnxfuseRecurrence
     int32_t rows;        // batch rows of a block: 1, 2, 4 or 8
     int32_t cluster;     // blocks of a cluster: 8 or 16
     int32_t wavefront;   // 0: where it fits; 1: layers one after the other
-    int32_t fast;        // 1: tanh.approx in half types (absolute error 5e-4 a gate)
-    int32_t serial;      // 1: no kernel starts before the one before it has ended
+    int32_t serial;      // 1: no kernel starts before the one before it has ended; 2: a wavefront may start early, and is not checked to fit
     int32_t* fault;      // host memory that a kernel that waits in vain writes to; may be null
 };
 

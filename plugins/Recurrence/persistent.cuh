@@ -54,7 +54,7 @@ constexpr int kCells = kRows == 8 ? kTiles : 1;
 template <int kSlices, int kTiles, int kCluster>
 constexpr int kPersistentThreads = 32 * ((kSlices * 8 + kTiles * kCluster - 1) / (kTiles * kCluster));
 
-template <typename T, Cell kCell, typename Functions, int kSlices, int kTiles, int kRows, int kCluster>
+template <typename T, Cell kCell, int kSlices, int kTiles, int kRows, int kCluster>
 class Persistent
 {
     static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8);
@@ -467,9 +467,9 @@ private:
                 a = tile_of(cell) == 1 ? b : a;
             }
             if constexpr (kCell == Cell::kLstm)
-                return lstm_cell<Functions>(x, a, before, limit);
+                return lstm_cell<Fast>(x, a, before, limit);
             else
-                return gru_cell<Functions>(x, a, before, bias, limit);
+                return gru_cell<Fast>(x, a, before, bias, limit);
         }
         else
         {
@@ -485,11 +485,11 @@ private:
                     second = odd ? sums[1][3] : sums[1][2];
                 }
             }
-            first = Functions::sigmoid(clipped(first + x.x, limit)); // i and f, or r and z
+            first = Fast::sigmoid(clipped(first + x.x, limit)); // i and f, or r and z
             if constexpr (kCell == Cell::kLstm)
             {
                 // g in low lanes, o in the others, by one function: tanh(x) = 2 sigmoid(2x) - 1.
-                second = Functions::tanh_or_sigmoid(clipped(second + x.y, limit), lane_.low);
+                second = Fast::tanh_or_sigmoid(clipped(second + x.y, limit), lane_.low);
                 float const other_first = __shfl_xor_sync(kWarp, first, 16);
                 float const other_second = __shfl_xor_sync(kWarp, second, 16);
                 float const i = lane_.low ? first : other_first;
@@ -497,13 +497,13 @@ private:
                 float const g = lane_.low ? second : other_second;
                 float const o = lane_.low ? other_second : second;
                 float const c = f * before.c + i * g;
-                return {o * Functions::tanh(c), c};
+                return {o * Fast::tanh(c), c};
             }
             else
             {
                 // Right in low lanes, which have r and n.
                 float const z = __shfl_xor_sync(kWarp, first, 16);
-                float const n = Functions::tanh(clipped(x.y + first * (second + bias), limit));
+                float const n = Fast::tanh(clipped(x.y + first * (second + bias), limit));
                 return {n + z * (before.h - n), 0.0f};
             }
         }
@@ -604,6 +604,7 @@ private:
                 }
                 float sums[kTiles][4];
                 multiply<T, kSliceBytes>(sums, weights_, column(half));
+                giver.catch_up(*this, s, half);
                 bool const live = s < length;
 #pragma unroll
                 for (int cell = 0; cell < kCount; ++cell)
@@ -614,6 +615,7 @@ private:
                 giver.give(*this, s, half ^ 1, s + 1 < steps, state, live, length);
             }
         }
+        giver.catch_up(*this, steps, steps & 1);
         finish(steps, state);
     }
 
@@ -654,11 +656,14 @@ private:
                     narrow(state[cell].h, *reinterpret_cast<T*>(next + to[cell]));
             }
             __syncthreads();
-            if (from >= 0)
-            {
-                uint4 const v = *reinterpret_cast<uint4 const*>(next + from);
-                *reinterpret_cast<uint4*>(y.at(p.time_of(s, length))) = s < length ? v : make_uint4(0, 0, 0, 0);
-            }
+        }
+        // y of the step before `s`, whose h lies in this half, while the products of `s` are under way.
+        __device__ __forceinline__ void catch_up(Persistent const& p, int s, int half) const
+        {
+            if (from < 0 || s == 0)
+                return;
+            uint4 const v = *reinterpret_cast<uint4 const*>(p.buffer(half) + from);
+            *reinterpret_cast<uint4*>(y.at(p.time_of(s - 1, length))) = s - 1 < length ? v : make_uint4(0, 0, 0, 0);
         }
     };
 
@@ -672,6 +677,7 @@ private:
         bool writes;   // y
         Cursor out;
 
+        __device__ __forceinline__ void catch_up(Persistent const&, int, int) const {}
         __device__ explicit ByWarp(Persistent& p)
         {
             int const lane = p.thread_ % 32;
@@ -710,6 +716,7 @@ private:
         int length;   // of its row
         Cursor out;
 
+        __device__ __forceinline__ void catch_up(Persistent const&, int, int) const {}
         __device__ explicit ByBlock(Persistent& p)
         {
             keeps = p.exists(0);
@@ -779,7 +786,7 @@ private:
     }
 };
 
-template <typename T, Cell kCell, typename Functions, int kSlices, int kTiles, int kRows, int kCluster>
+template <typename T, Cell kCell, int kSlices, int kTiles, int kRows, int kCluster>
 __global__ void __launch_bounds__(kPersistentThreads<kSlices, kTiles, kCluster>, 1)
     persistent(__grid_constant__ RecurrentArgs<T> const args)
 {
@@ -788,6 +795,6 @@ __global__ void __launch_bounds__(kPersistentThreads<kSlices, kTiles, kCluster>,
         return;
 #endif
     ONNXFUSE_DYNAMIC_SHARED(shared);
-    Persistent<T, kCell, Functions, kSlices, kTiles, kRows, kCluster>(args, shared).run();
+    Persistent<T, kCell, kSlices, kTiles, kRows, kCluster>(args, shared).run();
 }
 } // namespace onnxfuse

@@ -55,14 +55,6 @@ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint
     emulator::wait_for_warp();
 }
 
-inline float exp2_approximate(float x)
-{
-    return std::exp2(x);
-}
-inline float reciprocal_approximate(float x)
-{
-    return 1.0f / x;
-}
 inline float tanh_approximate(float x)
 {
     return std::tanh(x);

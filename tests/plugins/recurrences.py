@@ -38,7 +38,7 @@ class Problem(ctypes.Structure):
         ("y", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("y_step", "y_direction", "y_row", "state_direction", "state_row")),
         ("layer", Layer * MOST_LAYERS),
-        *((name, ctypes.c_int32) for name in ("variant", "rows", "cluster", "wavefront", "fast", "serial")),
+        *((name, ctypes.c_int32) for name in ("variant", "rows", "cluster", "wavefront", "serial")),
         ("fault", ctypes.c_void_p),
     ]
 

@@ -81,6 +81,7 @@ def test_independent_blocks(hidden: int, rows: int, cell: int, launcher: Any) ->
 @CELLS
 @pytest.mark.parametrize("rows", [1, 8])
 def test_clusters(rows: int, cell: int, launcher: Any) -> None:
+    check(launcher, Case(cell, steps=4, batch=2, hidden=128, rows=rows, cluster=8, variant=recurrences.CLUSTER))
     check(launcher, Case(cell, steps=3, batch=3, hidden=256, rows=rows, cluster=8, variant=recurrences.CLUSTER))
     check(launcher, Case(cell, "bfloat16", 5, 10 if rows == 8 else 2, hidden=72, rows=rows, cluster=8, variant=recurrences.CLUSTER, **ALL))
 
