@@ -29,9 +29,14 @@ OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
 COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
 CREATORS = {"BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}), "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"})}
-# What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone): onnxfuse op
-# type -> attributes. It is given the norm as one node, and not its function with the casts around it.
-NATIVE = {"LayerNormalization": {"axis": -1}}
+# What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
+# later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
+# GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
+NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
+    "LayerNormalization": ("LayerNormalization", {"axis": -1}),
+    "Gelu": ("Gelu", {"approximate": "none"}),
+    "GeluTanh": ("Gelu", {"approximate": "tanh"}),
+}
 
 
 def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
@@ -82,10 +87,11 @@ def _make_native(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in NATIVE:
             node.domain = ""
+            node.op_type, attributes = NATIVE[node.op_type]
             kept = [attribute for attribute in node.attribute if attribute.name == "epsilon"]
             del node.attribute[:]
             node.attribute.extend(kept)
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in NATIVE[node.op_type].items())
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
 
 
 def _read_by(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:
