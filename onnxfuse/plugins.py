@@ -16,12 +16,14 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from onnxfuse import extensions
 from onnxfuse.errors import BadInput, MissingHere
 
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
@@ -47,6 +49,15 @@ OPS = (
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
+
+
+def ops() -> tuple[Op, ...]:
+    """The built-in operators and those of extensions. Raises BadInput where two have one name."""
+    every = (*OPS, *(op for extension in extensions.installed() for op in extension.ops))
+    for name, count in Counter(op.name for op in every).items():
+        if count > 1:
+            raise BadInput(f"extension operator '{name}': there is a plugin of that name; rename it, or uninstall the extension")
+    return every
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,11 @@ def sources() -> Path:
     raise MissingHere(f"{package / '_plugins'}: the plugin sources are not there; install onnxfuse again")
 
 
+def _roots() -> tuple[Path, ...]:
+    """The folders whose plugins make the library: onnxfuse's, which has the common part, and those of extensions."""
+    return (sources(), *(extension.plugins for extension in extensions.installed() if extension.plugins))
+
+
 def find_nvcc(sm: int | None = None) -> Nvcc:
     """The first CUDA compiler that works, and that knows architecture `sm` where one is given.
 
@@ -123,7 +139,7 @@ def build(sm: int, progress: Progress | None = None) -> Library:
     """
     if sm < OLDEST_SM:
         raise BadInput(f"sm_{sm}: neither TensorRT 10 nor CUDA 13 supports it; the oldest GPUs are those of sm_{OLDEST_SM}")
-    source_key = _hash_sources(sources())
+    source_key = _hash_sources(_roots())
     folder = _private("plugins")
     try:
         toolchain = _toolchain(sm)
@@ -237,14 +253,15 @@ def _link_command(cxx: Path, cudart: Path, exports: Path) -> list[str]:
 
 def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | None) -> None:
     """Compile and link into `work`: the library, and library.json with its hash and kernels."""
-    root = sources()
-    units = sorted(root.rglob("*.cu")) + sorted(root.rglob("*.cpp"))  # the long ones first
-    command = _compile_command(toolchain.nvcc, toolchain.cxx, sm)
+    roots = _roots()
+    suffixes = ("*.cu", "*.cpp")  # the long ones first
+    units = {path: path.relative_to(root) for suffix in suffixes for root in roots for path in sorted(root.rglob(suffix))}
+    command = [*_compile_command(toolchain.nvcc, toolchain.cxx, sm), "-I", str(roots[0])]
     objects = [work / f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
     with ThreadPoolExecutor(2) as pool:
         jobs = {
-            pool.submit(_run, [*command, str(unit), "-o", str(target)], unit.relative_to(root), work): unit
+            pool.submit(_run, [*command, str(unit), "-o", str(target)], units[unit], work): unit
             for unit, target in zip(units, objects, strict=True)
         }
         try:
@@ -254,12 +271,12 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
                 refuse_spills(used, allowed_spills(unit.parent), f"nvcc {toolchain.nvcc.release}")
                 kernels += used
                 if progress:
-                    progress(str(unit.relative_to(root)), done, len(units))
+                    progress(str(units[unit]), done, len(units))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     library = work / "libonnxfuse_plugins.so"
-    link = _link_command(toolchain.cxx, toolchain.nvcc.cudart, root / "exports.map")
+    link = _link_command(toolchain.cxx, toolchain.nvcc.cudart, roots[0] / "exports.map")
     # The static archive comes after the objects that need it.
     _run([*link[:3], *map(str, objects), *link[3:], "-o", str(library)], Path(library.name), work)
     for path in objects:
@@ -268,7 +285,7 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
         "schema": 1,
         "sm": sm,
         "sha256": _hash_file(library),
-        "ops": [op.name for op in OPS],
+        "ops": [op.name for op in ops()],
         "compiler": f"nvcc {toolchain.nvcc.release}",
         "kernels": [asdict(use) for use in sorted(kernels, key=lambda use: use.name)],
     }
@@ -278,9 +295,7 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
 def _run(command: list[str], name: Path, work: Path) -> str:
     """Run a compiler with its temporary files in `work`; returns what it wrote to stderr. A failure leaves its whole output in a log."""
     environment = {**os.environ, "TMPDIR": str(work)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return done.stderr
     said = done.stdout + done.stderr
@@ -374,11 +389,12 @@ def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _hash_sources(root: Path) -> str:
+def _hash_sources(roots: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in _SOURCES):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    for root in roots:
+        for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in _SOURCES):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -274,7 +274,7 @@ def _read_cache(path: Path | None) -> bytes | None:
 def _plugin_ops() -> frozenset[str]:
     from onnxfuse import plugins
 
-    return frozenset(plugins.PLUGIN_OPS)
+    return frozenset(op.name for op in plugins.ops())
 
 
 def _library(sm: int) -> Library:

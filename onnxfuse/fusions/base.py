@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
@@ -22,6 +22,7 @@ from onnxfuse.graph.ir import Constant, Node, Variable, detach
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order in which they are applied
 # How many ways of reading one root as the pattern are checked; with branches that lead far there can be thousands, all refused alike.
 _MOST_FOUND = 32
 
