@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,11 @@ class Extension:
 @cache
 def installed() -> tuple[Extension, ...]:
     """The extensions of this environment, in the order of their names. Raises BadInput for one that cannot be used."""
-    return tuple(_load(entry) for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name))
+    entries = sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
+    if entries:
+        # What an extension builds on, wherever the question came from: the registry asks for extensions when it is imported itself.
+        import_module("onnxfuse.fusions.base")
+    return tuple(_load(entry) for entry in entries)
 
 
 def fusions(known: Sequence[Fusion]) -> Iterator[Fusion]:
