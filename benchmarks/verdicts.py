@@ -6,17 +6,17 @@ python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import results
 from benchmarks.suite import ROOT
 from onnxfuse import gpus
+from onnxfuse.bench.stats import Interval
 from onnxfuse.graph.files import atomic
-from onnxfuse.plan.verdicts import DTYPES, Interval, Verdict, shape_class
+from onnxfuse.plan import store
+from onnxfuse.plan.verdicts import DTYPES, Verdict, shape_class
 
 FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
 
@@ -40,14 +40,14 @@ def verdicts(data: results.Results) -> Iterator[Verdict]:
                 automatic_ms=Interval(**row["automatic_ms"]),
                 fused_ms=Interval(**row["fused_ms"]),
                 ratio=Interval(**row["ratio"]),
+                date=row["measured"]["date"],
             )
 
 
 def text(folder: Path = results.FOLDER) -> str:
     """The content of the verdicts file, from every results file of `folder`."""
     found = [verdict for path in sorted(folder.glob("*-trt*.json")) for verdict in verdicts(results.load(path))]
-    found.sort(key=lambda verdict: (verdict.fusion, verdict.gpu, verdict.tensorrt, verdict.model, verdict.rows, verdict.width))
-    return json.dumps({"schema": 1, "verdicts": [asdict(verdict) for verdict in found]}, indent=1) + "\n"
+    return store.text(sorted(store.newest(found), key=lambda verdict: tuple(map(str, verdict.key))))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
 from onnxfuse.graph import clean, functions, garbage, query, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
-from onnxfuse.plan import planfile, policy, verdicts
+from onnxfuse.plan import planfile, policy, store, verdicts
 from onnxfuse.plan.sites import Decision, Site
 from onnxfuse.verify import reference
 from onnxfuse.verify.check import Check, Reference, check_rewritten, generated, run_feeds
@@ -139,7 +139,7 @@ def optimize(
             before = _count(loaded)
             cleaned = clock.step("clean", "cleaning", lambda: tidy(loaded))
             decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
-            notes = () if plan is None else _stray(plan, rules, decisions)
+            notes = (*rules.notes, *(() if plan is None else _stray(plan, rules, decisions)))
             half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
             if half or (check and out is not None):
                 child = stack.enter_context(reference.Runtime())
@@ -156,7 +156,7 @@ def optimize(
     return Result(
         model=model,
         out=out,
-        gpu=rules.gpu,
+        gpu=rules.target.gpu,
         policy=policy,
         precision=precision,
         nodes_before=before,
@@ -302,13 +302,15 @@ def _reference(
 
 
 def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None, precision: str) -> policy.Rules:
+    known = store.load() if name == "proven" else store.Contents((), ())
     return policy.Rules(
         policy=name,
         selection=policy.Selection(tuple(only), tuple(skip)),
         plan={} if plan is None else planfile.read(plan),
-        verdicts=verdicts.shipped(),
-        gpu=None if gpu is None else gpu.name,
+        verdicts=known.verdicts,
+        target=verdicts.Target.of(gpu) if name == "proven" else verdicts.Target(None if gpu is None else gpu.name),
         dtype=verdicts.DTYPES.get(precision),
+        notes=known.problems,
     )
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +36,14 @@ def require_external() -> Callable[[str], NoReturn]:
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_verdicts_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was measured here decides what `proven` fuses: tests see none of it, and leave nothing behind."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ONNXFUSE_VERDICTS", str(tmp_path_factory.mktemp("verdicts") / "verdicts.json"))
+        yield
 
 
 @pytest.fixture

@@ -78,3 +78,13 @@ def _mode(target: Path) -> int:
 def _unwritable(target: Path, error: OSError) -> BadInput:
     reason = (error.strerror or str(error)).lower()
     return BadInput(f"cannot write {shown(target)}: {reason}; choose another output or make room")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the file lock at `path`, which is made; waits while another process has it. A lock ends with its process. OSError."""
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import verdicts
-from onnxfuse.plan.verdicts import Interval
+from onnxfuse.bench.stats import Interval
 
 
 def row(policy: str, **changes: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def row(policy: str, **changes: Any) -> dict[str, Any]:
     return {
         "name": "bert", "precision": "fp16", "policy": policy, "automatic_ms": interval, "fused_ms": interval, "ratio": interval,
         "site_shapes": {"skip_layernorm": ["1x128x768", "1x100x768", "1x1x768"], "gelu": ["1x128x3072"]}, "agrees": True, "marks": [],
-        "measured": {"driver": "580.1"},
+        "measured": {"driver": "580.1", "date": "2026-11-30"},
     } | changes  # fmt: skip
 
 

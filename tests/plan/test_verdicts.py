@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfuse.plan import verdicts
+from onnxfuse.plan import store, verdicts
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_shape_class(shape: str, expected: tuple[int, int]) -> None:
 
 
 def test_shipped_verdicts_are_whole_and_consistent() -> None:
-    for verdict in verdicts.shipped():
+    for verdict in store.shipped():
         for interval in (verdict.automatic_ms, verdict.fused_ms, verdict.ratio):
             assert 0 < interval.low <= interval.median <= interval.high
         assert verdict.ratio.median == pytest.approx(verdict.automatic_ms.median / verdict.fused_ms.median, rel=0.05)
