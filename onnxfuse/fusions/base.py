@@ -17,7 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leads_in, leaf_names, least_nodes, root_types
-from onnxfuse.graph import functions, query
+from onnxfuse.graph import functions, origin, query
 from onnxfuse.graph.ir import Constant, Node, Variable, detach
 from onnxfuse.graph.model import Model
 
@@ -273,7 +273,10 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
         # What others read of a site now comes from a node that stands later than its first reader may.
         if any(name in match.tensors and match.escapes(match[name]) for name in fusion.keeps):
             unsorted.add(id(match.graph))
+        source = origin.joined(fusion.name, match.output.name, match.nodes)  # before rewriting takes the output off its node
         stand.append(fusion.rewrite(match, builder))
+        for node in builder.made:
+            origin.mark(node, source)
         replacement[id(match.root)] = builder.made
         removed.update(id(node) for node in match.nodes)
     if matches:
