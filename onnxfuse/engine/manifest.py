@@ -208,8 +208,11 @@ def _type(tensor: Mapping[str, Any]) -> str:
 
 
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
-    """Names of ONNX nodes in a layer's metadata: "[ONNX Layer: a]\\x1e[ONNX Layer: b]" -> ("a", "b")."""
-    parts = re.split(r"\x1e|\\u001[eE]", metadata)
+    """Names of ONNX nodes in a layer's metadata: "[ONNX Layer: a]\\x1e[ONNX Layer: b]" -> ("a", "b").
+
+    TensorRT separates them by \\x1e, in the layers that Myelin made by \\x1f.
+    """
+    parts = re.split(r"[\x1e\x1f]|\\u001[efEF]", metadata)
     names = (re.fullmatch(r"\s*\[ONNX Layer: (.*)\]\s*", part, re.DOTALL) for part in parts)
     return tuple(dict.fromkeys(match.group(1) for match in names if match))
 

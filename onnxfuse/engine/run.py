@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import trt
-from onnxfuse.engine.manifest import Manifest
+from onnxfuse.engine.manifest import Layer, Manifest
 from onnxfuse.engine.trt import EngineFault, TensorSpec
 from onnxfuse.errors import BadInput
 
@@ -37,10 +37,7 @@ class Engine:
         self.name = name
         self.manifest = manifest
         self._runtime, self._engine = trt.deserialize(data, name, host_code)
-        mark = trt.MESSAGES.mark()
-        self._context = self._engine.create_execution_context()
-        if self._context is None:
-            raise EngineFault(f"{name}: no execution context: {trt.MESSAGES.reason(mark, 'not enough GPU memory?')}")
+        self._context = self._new_context()
         specs = trt.tensors(self._engine)
         self.inputs: tuple[TensorSpec, ...] = tuple(s for s in specs if s.is_input)
         self.output_specs: tuple[TensorSpec, ...] = tuple(s for s in specs if not s.is_input)
@@ -146,6 +143,29 @@ class Engine:
         with trt.watching(self.name):
             return {spec.name: self._fetch(spec) for spec in self.output_specs}
 
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers as TensorRT built them, in its order."""
+        return manifests.layers_from(trt.layer_table(self._engine))
+
+    def layer_times(self, feeds: Mapping[str, Array], runs: int) -> list[dict[str, float]]:
+        """For each of `runs` runs the milliseconds of every layer that ran, by name, in execution order, after one run to warm up.
+
+        In an execution context of its own, since one that was profiled cannot be captured in a CUDA graph. What was bound is unbound.
+        """
+        kept, self._context = self._context, self._new_context()
+        profiler = trt.profiler()
+        self._context.profiler = profiler
+        try:
+            self.bind(feeds)
+            taken = []
+            for _ in range(runs + 1):
+                self.enqueue()
+                self.synchronize()
+                taken.append(profiler.take())
+            return taken[1:]
+        finally:
+            self._context, self._bound = kept, False
+
     def close(self) -> None:
         """Gives back context, engine and device memory; the engine cannot be used after."""
         self._bound = False
@@ -158,6 +178,13 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _new_context(self) -> Any:
+        mark = trt.MESSAGES.mark()
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise EngineFault(f"{self.name}: no execution context: {trt.MESSAGES.reason(mark, 'not enough GPU memory?')}")
+        return context
 
     def _set_input(self, spec: TensorSpec, array: Array) -> None:
         mark = trt.MESSAGES.mark()

@@ -468,15 +468,15 @@ def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
 def _described(data: bytes, what: str, host_code: bool) -> tuple[tuple[TensorSpec, ...], tuple[dict[str, Any], ...]]:
     """Tensors and layer table of an engine just built here."""
     runtime, engine = deserialize(data, what, host_code)
-    described = tensors(engine), _layers(tensorrt(), engine)
+    described = tensors(engine), layer_table(engine)
     del engine  # before its runtime
     del runtime
     return described
 
 
-def _layers(trt: types.ModuleType, engine: Any) -> tuple[dict[str, Any], ...]:
-    """The inspector's layer table of an engine built with detailed verbosity."""
-    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+def layer_table(engine: Any) -> tuple[dict[str, Any], ...]:
+    """The inspector's layer table of a deserialized engine built with detailed verbosity; only names where it was not."""
+    text = engine.create_engine_inspector().get_engine_information(tensorrt().LayerInformationFormat.JSON)
     try:
         layers = json.loads(text).get("Layers", [])
     except (ValueError, AttributeError):
@@ -529,6 +529,29 @@ def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
         reason = MESSAGES.reason(mark, "TensorRT gives no reason")
         raise BadInput(f"{what}: TensorRT {version()} cannot load this engine: {reason}; build it again on this machine")
     return runtime, engine
+
+
+def profiler() -> Any:
+    """A profiler to set on an execution context, which then waits for each run and reports its layers.
+
+    `take()` gives the milliseconds of each layer since the last take, by name, in execution order: those of a layer that ran
+    several times, as in a loop, together.
+    """
+    trt = tensorrt()
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self._milliseconds: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self._milliseconds[layer_name] = self._milliseconds.get(layer_name, 0.0) + ms
+
+        def take(self) -> dict[str, float]:
+            taken, self._milliseconds = self._milliseconds, {}
+            return taken
+
+    return Profiler()
 
 
 def output_allocator() -> Any:

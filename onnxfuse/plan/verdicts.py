@@ -208,4 +208,4 @@ def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str 
 
     best = min(fitting, key=distance)
     estimate = tuple(words for words, differs in differences(best).items() if differs)
-    return Evidence(best, estimate, not estimate and best.driver != target.driver)
+    return Evidence(best, estimate, not estimate and best.driver != (target.driver or best.driver))
