@@ -4,6 +4,7 @@
 #   make test        lint, types, tests
 #   make test-real   tests on twelve trained models (fetches 300 MB)
 #   make wheel       build sdist and wheel, and try the wheel in an environment of its own
+#   make docs        the documentation, in build/site (fetches mkdocs-material)
 #   make lint format clean
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_FLAGS ?= -n 2
 
-.PHONY: help demo test test-real lint format wheel clean
+.PHONY: help demo test test-real lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +36,11 @@ $(VENV)/.with-nvcc: pyproject.toml | $(VENV)/.made
 $(VENV)/.with-dev: pyproject.toml | $(VENV)/.made
 	@echo "== installing onnxfuse[dev,nvcc] (the first time: 350 MB, mostly the CUDA compiler)"
 	@$(PIP) install -e '.[dev,nvcc]'
+	@touch $@
+
+$(VENV)/.with-docs: pyproject.toml | $(VENV)/.made
+	@echo "== installing onnxfuse[docs]"
+	@$(PIP) install -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.with-nvcc
@@ -64,6 +70,10 @@ wheel: $(VENV)/.with-dev
 	@$(BIN)/python -m build --outdir dist . >build.log 2>&1 || { tail -20 build.log; exit 1; }
 	@rm -f build.log
 	@scripts/check-wheel $(BIN)/python dist/*.whl
+
+docs: $(VENV)/.with-docs
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	@echo "== build/site/index.html"
 
 clean:
 	rm -rf dist build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
