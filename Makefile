@@ -3,7 +3,7 @@
 #   make demo        optimize a trained model, check it, compile the plugins; build and time engines where there is a GPU
 #   make test        lint, types, tests
 #   make test-real   tests on twelve trained models (fetches 300 MB)
-#   make wheel       build sdist and wheel, and try the wheel in an environment of its own
+#   make wheel       build sdist and wheel, and try them in environments of their own, for each Python that is here
 #   make docs        the documentation, in build/site (fetches mkdocs-material)
 #   make lint format clean
 
@@ -69,7 +69,11 @@ wheel: $(VENV)/.with-dev
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >build.log 2>&1 || { tail -20 build.log; exit 1; }
 	@rm -f build.log
-	@scripts/check-wheel $(BIN)/python dist/*.whl
+	@scripts/check-wheel $(BIN)/python dist/*.whl nvcc
+	@scripts/check-wheel $(BIN)/python dist/*.tar.gz
+	@for version in 3.10 3.11 3.12 3.13; do \
+	  python=$$(scripts/find-python $$version) || { echo "== Python $$version is not here: not tried"; continue; }; \
+	  scripts/check-wheel "$$python" dist/*.whl || exit 1; done
 
 docs: $(VENV)/.with-docs
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
