@@ -166,6 +166,19 @@ class Engine:
         finally:
             self._context, self._bound = kept, False
 
+    def poison(self) -> None:
+        """Fills the memory of the bound outputs with bits that are NaN in every floating-point type: what a run does not write shows.
+
+        Outputs whose size is known only after a run have no memory yet, and stay.
+        """
+        for spec in self.output_specs:
+            if spec.on_host:
+                _bytes(self._host[spec.name]).fill(0xFF)
+            elif spec.name in self._device:
+                buffer = self._device[spec.name]
+                with trt.watching(self.name):
+                    trt.activate().memset_d8(int(buffer.memory), 0xFF, max(buffer.size, 1))
+
     def close(self) -> None:
         """Gives back context, engine and device memory; the engine cannot be used after."""
         self._bound = False
