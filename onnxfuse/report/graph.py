@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxfuse.graph import origin
+from onnxfuse.graph.origin import Origin
+
 if TYPE_CHECKING:
     import onnx
 
@@ -34,8 +37,22 @@ def before_after(before: Path, after: Path, sites: Sites = ()) -> dict[str, Side
         for name, text in others.items():
             types.setdefault(name, text)  # a tensor that both have is the same
     taken = _sites_before(sites, old)
-    made = {str(site["node"]): place for place, site in enumerate(sites) if site.get("node")}
-    return {"before": _side(old, taken, sites), "after": _side(new, _sites_after(sites, made, new), sites, _scopes(old, taken))}
+    return {"before": _side(old, taken, sites), "after": _side(new, _sites_after(sites, new), sites, _scopes(old, taken))}
+
+
+def fused_sites(path: Path) -> list[dict[str, Any]]:
+    """The sites that a rewritten model itself says it holds, for a comparison that has no report of the rewriting."""
+    from onnxfuse.verify.skim import skeleton
+
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in _Reader(skeleton(path)).items:
+        made = item.origin
+        if made is not None:
+            site = {"fusion": made.fusion, "output": made.site, "nodes": list(made.nodes), "decision": "fused", "reason": "says the file"}
+            entry = found.setdefault((made.fusion, made.site), {**site, "node": item.name})
+            if made.site in item.outputs:
+                entry["node"] = item.name
+    return list(found.values())
 
 
 def extract(path: Path) -> Side:
@@ -60,6 +77,7 @@ class _Item:
     attributes: dict[str, str] = field(default_factory=dict)
     scope: tuple[str, ...] = ()
     body: int | None = None
+    origin: Origin | None = None
 
 
 class _Reader:
@@ -107,6 +125,7 @@ class _Reader:
             attributes={a.name: _attribute(a) for a in node.attribute},
             scope=_scope(node),
             body=body,
+            origin=origin.of(node),
         )
         read = [name for name in dict.fromkeys(node.input) if name in makers]
         sources = [makers[name] for name in read]
@@ -222,15 +241,20 @@ def _sites_before(sites: Sites, reader: _Reader) -> dict[int, int]:
     return taken
 
 
-def _sites_after(sites: Sites, made: Mapping[str, int], reader: _Reader) -> dict[int, int]:
-    """Place of a node of the result -> place of the site that it stands for, or of the kept site that it belongs to."""
+def _sites_after(sites: Sites, reader: _Reader) -> dict[int, int]:
+    """Place of a node of the result -> place of the site that it was made for, or of the kept site that it belongs to."""
+    numbers = {(str(site["fusion"]), str(site["output"])): number for number, site in enumerate(sites)}
     places = _places(reader)
-    taken = {place: number for name, number in made.items() for place in places.get(name, ())}
+    taken = {
+        place: numbers[item.origin.fusion, item.origin.site]
+        for place, item in enumerate(reader.items)
+        if item.origin is not None and (item.origin.fusion, item.origin.site) in numbers
+    }
     for number, site in enumerate(sites):
-        if site["decision"] != "fused":
-            for name in site["nodes"]:
-                for place in places.get(str(name), ()):
-                    taken.setdefault(place, number)
+        # A node that stands for a site of an earlier file has no origin; those of a kept site are still as they were.
+        for name in [site["node"]] if site.get("node") else site["nodes"]:
+            for place in places.get(str(name), ()):
+                taken.setdefault(place, number)
     return taken
 
 

@@ -1,0 +1,120 @@
+"""Reports from files: of this schema, or of the first one, which is brought into today's form.
+
+The form is published in schema.json. A file that does not have it is refused in one line that names the place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from onnxfuse.errors import BadInput
+from onnxfuse.graph.names import shown
+
+SCHEMA = 2
+REMEDY = "name a file that `optimize --report`, `compare --report` or the benchmark wrote"
+
+Report = dict[str, Any]
+
+
+def load(path: Path) -> Report:
+    """The report in `path`. BadInput: no such file, not JSON, no report, or of a schema that is not known here."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{shown(path)}: {(error.strerror or str(error)).lower()}; {REMEDY}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{shown(path)}: not JSON ({shown(error)}); {REMEDY}") from None
+    report = current(content, shown(path))
+    check(report, shown(path))
+    return report
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report of several about the same model: the first, with the parts that it lacks taken from the others in turn."""
+    first, *others = reports
+    found = dict(first)
+    for other in others:
+        found.update({name: part for name, part in other.items() if found.get(name) in (None, [], {})})
+    machines = [report.get("machine") or {} for report in reports]
+    # Where the GPU was says more than where the file was rewritten.
+    found["machine"] = next((machine for machine in machines if machine.get("gpu")), machines[0])
+    return found
+
+
+def current(content: Any, where: str = "report") -> Report:
+    """A report of any known schema in today's form. BadInput for anything else."""
+    if not isinstance(content, dict):
+        raise BadInput(f"{where}: not a report; {REMEDY}")
+    schema = content.get("schema")
+    if schema == SCHEMA and "kind" in content:
+        return content
+    if schema == "onnxfuse/optimize/1" and isinstance(content.get("model"), str):
+        return _optimize_1(content)
+    if schema == "onnxfuse/compare/1" and isinstance(content.get("others"), list):
+        return _compare_1(content)
+    if isinstance(content.get("rows"), list) and isinstance(content.get("machine"), dict):
+        return _benchmark(content)
+    if schema is None:
+        raise BadInput(f"{where}: not a report (it says no schema); {REMEDY}")
+    raise BadInput(f"{where}: a report of schema {shown(schema)}, and this onnxfuse reads those up to {SCHEMA}; update onnxfuse")
+
+
+def check(report: Mapping[str, Any], where: str = "report") -> None:
+    """BadInput where the report does not have the published form: the place and what is wrong there."""
+    fault = next(iter(sorted(_validator().iter_errors(report), key=lambda error: (len(error.absolute_path), error.message))), None)
+    if fault is not None:
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault.absolute_path).lstrip(".")
+        raise BadInput(f"{where}: {shown(place or 'the report')}: {shown(fault.message)}; {REMEDY}")
+
+
+@cache
+def _validator() -> Any:
+    import jsonschema
+
+    text = resources.files("onnxfuse.report").joinpath("schema.json").read_text(encoding="utf-8")
+    return jsonschema.Draft202012Validator(json.loads(text))
+
+
+def _optimize_1(content: Report) -> Report:
+    model = content["model"]
+    return {
+        **content,
+        "schema": SCHEMA,
+        "kind": "optimize",
+        "model": {"name": model.replace("\\", "/").rsplit("/", 1)[-1], "path": model},
+        "onnxfuse": str(content.get("onnxfuse", "")),
+    }
+
+
+def _compare_1(content: Report) -> Report:
+    found = {name: part for name, part in content.items() if name != "latency"}
+    machine = content.get("machine")
+    version = machine.get("onnxfuse", "") if isinstance(machine, dict) else ""
+    return {**found, "schema": SCHEMA, "kind": "compare", "onnxfuse": str(version), "timings": content.get("latency")}
+
+
+def _benchmark(content: Report) -> Report:
+    """A results file of the benchmark: rows of models, or rows of kernels alone."""
+    from onnxfuse.report import roofline
+
+    rows, machine = content["rows"], content["machine"]
+    gpu = str(machine.get("gpu", "GPU"))
+    found: Report = {"schema": SCHEMA, "kind": "benchmark", "onnxfuse": str(machine.get("onnxfuse", "")), "machine": machine}
+    found["model"] = {"name": f"Benchmark on {gpu}"}
+    if any(isinstance(row, dict) and "kernel" in row for row in rows):
+        return {**found, "roofline": roofline.of_results(content)}
+    return {**found, "rows": [_with_verdict(row) for row in rows]}
+
+
+def _with_verdict(row: Any) -> Any:
+    if not isinstance(row, dict) or "verdict" in row or not isinstance(row.get("ratio"), dict):
+        return row
+    low, high = row["ratio"].get("low"), row["ratio"].get("high")
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return row
+    return {**row, "verdict": "faster" if low > 1 else "slower" if high < 1 else "draw"}
