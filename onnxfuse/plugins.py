@@ -168,6 +168,18 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
     return library
 
 
+def compiled() -> tuple[Library, ...]:
+    """The libraries that the cache has of the present sources, one for each architecture, the oldest first. Nothing is compiled."""
+    key = _hash_sources(_roots())[:16]
+    found = {library.sm: library for note in sorted(_private("plugins").glob(f"sm_*-{key}-*/library.json")) if (library := _load(note.parent))}
+    return tuple(found[sm] for sm in sorted(found))
+
+
+def folder(op: str) -> Path | None:
+    """Where the sources of the plugin `op` are; None where there is none of that name."""
+    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+
+
 def cache_dir() -> Path:
     """onnxfuse's folder in the user's cache, or ONNXFUSE_CACHE."""
     if own := os.environ.get("ONNXFUSE_CACHE"):
