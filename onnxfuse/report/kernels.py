@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from onnxfuse.report import counted
@@ -33,7 +32,7 @@ def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             "oldest_sm": plugins.OLDEST_SM,
             "outside": OUTSIDE,
         }
-        folder = _folder(op.name)
+        folder = plugins.folder(op.name)
         if folder is not None:
             entry["lines"] = counted.lines(folder)
             entry["architectures"] = _architectures(counted.kernels(folder), libraries)
@@ -57,12 +56,6 @@ def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
             found.setdefault(plugin, set()).update(fusion)
     return found
-
-
-def _folder(op: str) -> Path | None:
-    from onnxfuse import plugins
-
-    return next((root / op for root in plugins.roots() if (root / op).is_dir()), None)
 
 
 def _architectures(names: tuple[str, ...], libraries: Any) -> list[dict[str, Any]]:
