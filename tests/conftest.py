@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -65,19 +63,14 @@ def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def has_gpu() -> bool:
-    """Whether the NVIDIA driver lists a GPU and TensorRT can be imported."""
-    smi = shutil.which("nvidia-smi")
-    if not smi or not importlib.util.find_spec("tensorrt"):
-        return False
-    return subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+def missing_for_gpu() -> str | None:
+    """What tests on a GPU need and this machine lacks; None where all is here."""
+    from onnxfuse.engine import trt
+    from onnxfuse.errors import MissingHere
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/gpu needs a GPU and TensorRT, and is skipped with that reason where they are absent."""
-    on_gpu = [item for item in items if (ROOT / "tests" / "gpu") in item.path.parents]
-    skip = None if not on_gpu or has_gpu() else pytest.mark.skip(reason="needs an NVIDIA GPU and TensorRT, absent here")
-    for item in on_gpu:
-        item.add_marker(pytest.mark.gpu)
-        if skip:
-            item.add_marker(skip)
+    try:
+        trt.tensorrt()
+        trt.gpu()
+    except MissingHere as missing:
+        return str(missing)
+    return None

@@ -129,9 +129,9 @@ def test_bad_input_is_status_2_and_one_line(save: Save, run_cli: Run, tmp_path: 
 
 
 def test_an_engine_without_tensorrt_or_gpu_is_status_3(save: Save, run_cli: Run, tmp_path: Path) -> None:
-    from tests.conftest import has_gpu
+    from tests.conftest import missing_for_gpu
 
-    if has_gpu():
+    if missing_for_gpu() is None:
         pytest.skip("a GPU and TensorRT are here")
     scaled(save, "a")
     (tmp_path / "a.engine").write_bytes(b"engine")
