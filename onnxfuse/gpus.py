@@ -31,6 +31,8 @@ class Gpu:
     tensorrt: str
     kind: str
     aliases: tuple[str, ...] = ()
+    host: str | None = None
+    """The kind of processor (as `uname -m` says it) that every machine with this GPU has; None where there are several."""
 
 
 # Shared memory by compute capability: KiB of a multiprocessor, KiB that one block may opt in to.

@@ -132,6 +132,13 @@ def changes(manifest: Manifest, *, gpu: str, sm: int, tensorrt: str, driver: str
     return tuple(f"{what}: built with {then}, here is {now}" for what, then, now in pairs if then != now)
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of one file."""
+    digest = hashlib.sha256()
+    _feed(digest, path)
+    return digest.hexdigest()
+
+
 def model_digest(path: Path) -> str:
     """SHA-256 (hex) of a model file and, after it, of its external data files in the order of their names."""
     digest = hashlib.sha256()

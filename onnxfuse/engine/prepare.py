@@ -54,7 +54,7 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
         _make_native(graph.node)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
-    plugin_ops = frozenset(op_type for op_type in called if _creator(op_type) in plugin_ops | {_creator(op) for op in plugin_ops})
+    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
     for op_type in sorted(called - defined - plugin_ops):
         raise BadInput(f"{path}: operator onnxfuse.{op_type} has no plugin and no function in the file; optimize the model again")
     inlined = sorted(called & defined - plugin_ops)
@@ -76,10 +76,11 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
 
 def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and _creator(node.op_type) in plugin_ops)
+    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops)
 
 
-def _creator(op_type: str) -> str:
+def creator(op_type: str) -> str:
+    """The name of the creator that makes plugins for an op type of domain onnxfuse."""
     return CREATORS[op_type][0] if op_type in CREATORS else op_type
 
 
