@@ -24,6 +24,7 @@ from onnxfuse.graph import clean, functions, garbage, query, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
 from onnxfuse.plan import planfile, policy, store, verdicts
+from onnxfuse.plan.measure import Place
 from onnxfuse.plan.sites import Decision, Site
 from onnxfuse.verify import reference
 from onnxfuse.verify.check import Check, Reference, check_rewritten, generated, run_feeds
@@ -116,6 +117,7 @@ def optimize(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     plan: Path | None = None,
+    measured: planfile.Plan | None = None,
     keep_fp32: Sequence[str] = (),
     feeds: Sequence[Feeds] | None = None,
     dims: Mapping[str, int] | None = None,
@@ -124,11 +126,14 @@ def optimize(
 ) -> Result:
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
-    feeds: inputs for the check and for the ranges of a precision conversion; where none are given they are generated, with `dims` as the
-    sizes of symbolic dimensions. Raises BadInput for what is wrong with the arguments or the model, OnnxfuseError where the model
-    takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
+    measured: for policy measure, what `onnxfuse.measuring` found. feeds: inputs for the check and for the ranges of a precision
+    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions. Raises BadInput for what is wrong
+    with the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see
+    `Result.agrees`.
     """
-    rules = _rules(policy, only, skip, plan, gpu, precision)
+    if policy == "measure" and measured is None:
+        raise BadInput("--policy measure: nothing was measured; `onnxfuse optimize --policy measure` measures, on a machine with a GPU")
+    rules = _rules(policy, only, skip, plan, measured, gpu, precision)
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
@@ -224,6 +229,42 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     return list(decisions.values()), left
 
 
+def sites(model: Path, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[tuple[Place, ...], tuple[Site, ...]]:
+    """What there is to measure in a model: every site of a fusion that may cost something, also where they claim the same nodes; and the
+    sites of what costs nothing.
+
+    All are found where nothing else is fused, so that a site shows that would be gone with another one fused. One that shows only where
+    others are fused (of a fusion that needs them, or that is built on what they write) says which.
+    """
+
+    def decided(**rules: Any) -> list[Decision]:
+        loaded = read.load(model)
+        tidy(loaded)
+        return rewrite(loaded, policy.Rules(selection=policy.Selection(tuple(only), tuple(skip)), **rules))[0]
+
+    by_name = {fusion.name: fusion for fusion in REGISTRY}
+    costly = {fusion.name for fusion in REGISTRY if fusion.kind != "canonical" and not fusion.free}
+    with garbage.paused():
+        alone, together = decided(policy="measure"), decided(policy="all")
+        excluded = {name for name in costly if policy.Selection(tuple(only), tuple(skip)).excluded(by_name[name])}
+        found = {d.site.key: Place(d.site) for d in alone if d.site.fusion in costly - excluded}
+        unseen = {d.site.fusion for d in together if d.fused and d.site.fusion in costly and d.site.key not in found}
+        for fusion in REGISTRY:
+            before = [name for name in fusion.needs if name in costly]
+            if fusion.name not in costly - excluded or not (before or fusion.name in unseen):
+                continue
+            others = [fused.site.fusion for fused in together if fused.fused and fused.site.fusion in costly - {fusion.name}]
+            for enabling in [before] if before else [*([name] for name in dict.fromkeys(others)), others]:
+                needs = {key: (True, "") for key, place in found.items() if place.site.fusion in enabling}
+                new = [d.site for d in decided(policy="measure", measured=needs) if d.site.fusion == fusion.name]
+                if before:
+                    found = {key: place for key, place in found.items() if place.site.fusion != fusion.name}
+                for site in new:
+                    found.setdefault(site.key, Place(site, frozenset(needs)))
+    free = tuple(d.site for d in alone if d.fused and by_name[d.site.fusion].free)
+    return tuple(found.values()), free
+
+
 def _rewrite_one(fusion: Fusion, model: Model, index: Index, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
     matches, misses = find(fusion, model, index)
     decided = [policy.decide(fusion, Site.of(match), rules) for match in matches]
@@ -301,7 +342,15 @@ def _reference(
     return Reference(feeds, *run_feeds(child, model, feeds, progress))
 
 
-def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None, precision: str) -> policy.Rules:
+def _rules(
+    name: str,
+    only: Sequence[str],
+    skip: Sequence[str],
+    plan: Path | None,
+    measured: planfile.Plan | None,
+    gpu: Gpu | None,
+    precision: str,
+) -> policy.Rules:
     known = store.load() if name == "proven" else store.Contents((), ())
     return policy.Rules(
         policy=name,
@@ -310,6 +359,7 @@ def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | Non
         verdicts=known.verdicts,
         target=verdicts.Target.of(gpu) if name == "proven" else verdicts.Target(None if gpu is None else gpu.name),
         dtype=verdicts.DTYPES.get(precision),
+        measured=measured or {},
         notes=known.problems,
     )
 

@@ -13,7 +13,7 @@ from onnxfuse.plan.planfile import Plan
 from onnxfuse.plan.sites import Decision, Site
 from onnxfuse.plan.verdicts import Target, Verdict
 
-POLICIES = ("none", "all", "proven")
+POLICIES = ("none", "all", "proven", "measure")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Selection:
 class Rules:
     """All that decides a site. verdicts: those measured here before those that ship. dtype: what float32 will be converted to.
 
-    notes: what a reader of the report should know of these rules, one line each.
+    measured: what policy measure found, in the form of a plan. notes: what a reader of the report should know, one line each.
     """
 
     policy: str = "proven"
@@ -53,6 +53,7 @@ class Rules:
     verdicts: Sequence[Verdict] = ()
     target: Target = field(default_factory=Target)
     dtype: str | None = None
+    measured: Plan = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,8 +75,12 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
         return Decision(site, False, "policy none only cleans and canonises")
     if rules.policy == "all":
         return Decision(site, True, "policy all takes every legal site")
+    if rules.policy == "measure" and site.key in rules.measured:
+        return Decision(site, *rules.measured[site.key])
     if fusion.free:
         return Decision(site, True, "folding that costs nothing")
+    if rules.policy == "measure":
+        return Decision(site, False, "not measured")
     return _proven(site, rules)
 
 
