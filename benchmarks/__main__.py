@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -160,23 +159,7 @@ def _machine() -> dict[str, Any]:
 
 def _provenance(command: str, commit: str | None) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.timezone.utc)
-    return {"date": now.strftime("%Y-%m-%d"), "commit": commit or _commit(), "command": command}
-
-
-def _commit() -> str | None:
-    """The commit of the checkout, with "+" where files differ from it; None where git cannot say."""
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return said.stdout.strip() or None
+    return {"date": now.strftime("%Y-%m-%d"), "commit": commit or results.commit(), "command": command}
 
 
 def _list() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,19 @@ def failed(name: str, precision: str, policy: str, reason: str) -> Row:
 
 def measured(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "failed" not in row]
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with "+" where files differ from it; None where git cannot say."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None
