@@ -25,6 +25,7 @@ from pathlib import Path
 
 from onnxfuse import extensions
 from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.graph.files import atomic
 
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
@@ -171,13 +172,35 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
 def compiled() -> tuple[Library, ...]:
     """The libraries that the cache has of the present sources, one for each architecture, the oldest first. Nothing is compiled."""
     key = _hash_sources(_roots())[:16]
-    found = {library.sm: library for note in sorted(_private("plugins").glob(f"sm_*-{key}-*/library.json")) if (library := _load(note.parent))}
+    found = {
+        library.sm: library for note in sorted(_private("plugins").glob(f"sm_*-{key}-*/library.json")) if (library := _load(note.parent))
+    }
     return tuple(found[sm] for sm in sorted(found))
 
 
 def folder(op: str) -> Path | None:
     """Where the sources of the plugin `op` are; None where there is none of that name."""
     return next((root / op for root in _roots() if (root / op).is_dir()), None)
+
+
+def cached(sm: int, *, and_newer: bool = False) -> Library | None:
+    """The library of today's sources, if it has been compiled; never compiles."""
+    stem = f"sm_{sm}{'+' if and_newer else ''}-{_hash_sources(_roots())[:16]}"
+    found = (_load(note.parent) for note in sorted((cache_dir() / "plugins").glob(f"{stem}-*/library.json")))
+    return next((library for library in found if library is not None), None)
+
+
+def keep(content: bytes) -> Path:
+    """A file of this content in the user's cache, to load as a library: nobody else can change it."""
+    path = _private("loaded") / f"{hashlib.sha256(content).hexdigest()}.so"
+    try:
+        intact = path.read_bytes() == content
+    except OSError:
+        intact = False
+    if not intact:
+        with atomic(path) as part:
+            part.write_bytes(content)
+    return path
 
 
 def cache_dir() -> Path:

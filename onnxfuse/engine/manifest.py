@@ -18,6 +18,7 @@ from onnxfuse.engine.prepare import read
 from onnxfuse.errors import BadInput
 
 SCHEMA = 1
+AMPERE = 80  # compute capability from which TensorRT's hardware-compatible engines run
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Layer:
 class PluginUse:
     """The plugin library that the engine needs."""
 
-    path: str
+    file: str | None
+    """Its name beside the engine; None where it is inside."""
     sha256: str
     embedded: bool
     ops: tuple[str, ...]
@@ -78,6 +80,10 @@ class Manifest:
     build_seconds: float
     layers: tuple[Layer, ...]
     warnings: tuple[str, ...] = ()
+    model_path: str | None = None
+    """Where the model was when the engine was built, relative to the engine's folder."""
+    compatible: str | None = None
+    """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
     schema: int = SCHEMA
 
     @property
@@ -122,14 +128,43 @@ def load(engine: Path) -> Manifest | None:
         raise BadInput(f"{path}: cannot be read: {error}; build the engine again") from None
 
 
+def runs_on(manifest: Manifest, sm: int) -> bool:
+    """Whether the engine can run on a GPU of compute capability `sm` at all."""
+    return sm == manifest.sm or (manifest.compatible == "ampere+" and sm >= AMPERE)
+
+
 def changes(manifest: Manifest, *, gpu: str, sm: int, tensorrt: str, driver: str) -> tuple[str, ...]:
-    """What is not as it was when the engine was built, one line each."""
+    """What of the machine is not as it was when the engine was built, and what to do, one line each."""
     pairs = (
-        ("GPU", f"{manifest.gpu} (sm_{manifest.sm})", f"{gpu} (sm_{sm})"),
-        ("TensorRT", manifest.tensorrt, tensorrt),
-        ("driver", manifest.driver, driver),
+        ("GPU", f"{manifest.gpu} (sm_{manifest.sm})", f"{gpu} (sm_{sm})", "build the engine again for the kernels that are fastest here"),
+        ("TensorRT", manifest.tensorrt, tensorrt, "build the engine again"),
+        ("driver", manifest.driver, driver, "it runs, but measure again before you trust old figures"),
     )
-    return tuple(f"{what}: built with {then}, here is {now}" for what, then, now in pairs if then != now)
+    return tuple(f"{what}: built with {then}, here is {now}; {remedy}" for what, then, now, remedy in pairs if then != now)
+
+
+def stale(manifest: Manifest, engine: Path, library_sha256: str | None) -> tuple[str, ...]:
+    """What of the model and the plugin library changed since `engine` was built, and what to do, one line each.
+
+    A model that is not where it was is not missed: engines travel without. `library_sha256` is of the library that onnxfuse has compiled
+    for this architecture; None where it has none.
+    """
+    lines = []
+    model = engine.parent / manifest.model_path if manifest.model_path else None
+    if model is not None and model.is_file() and _digest_or_none(model) != manifest.model_sha256:
+        lines.append(f"model: {manifest.model} changed after the engine was built from it; build the engine again")
+    then = manifest.plugins.sha256 if manifest.plugins is not None else None
+    if then and library_sha256 and then != library_sha256:
+        versions = f"built with {then[:12]}, this version of onnxfuse has {library_sha256[:12]}"
+        lines.append(f"plugin library: {versions}; build the engine again for its kernels")
+    return tuple(lines)
+
+
+def _digest_or_none(model: Path) -> str | None:
+    try:
+        return model_digest(model)
+    except BadInput:
+        return None
 
 
 def file_digest(path: Path) -> str:
@@ -242,8 +277,11 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         outputs=tuple(_tensor(t) for t in data["outputs"]),
         strongly_typed=bool(data["strongly_typed"]),
         build_seconds=float(data["build_seconds"]),
-        layers=tuple(_layer_back(layer) for layer in data["layers"]),
+        # The script of a kit leaves TensorRT's own table.
+        layers=layers_from(data["inspector"]) if "inspector" in data else tuple(_layer_back(layer) for layer in data["layers"]),
         warnings=tuple(map(str, data.get("warnings", ()))),
+        model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
+        compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
         schema=int(data["schema"]),
     )
 
@@ -251,7 +289,10 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
 def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:
     if data is None:
         return None
-    return PluginUse(str(data["path"]), str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
+    file = str(data["file"]) if data.get("file") is not None else None
+    if file is not None and (not file or Path(file).name != file):
+        raise ValueError(f"plugin library {file!r} is no plain file name")
+    return PluginUse(file, str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
 
 
 def _tensor(data: Mapping[str, Any]) -> Tensor:

@@ -50,11 +50,11 @@ class Engine:
         self._bound = False
 
     @classmethod
-    def load(cls, path: Path) -> Engine:
+    def load(cls, path: Path, trust: bool = False) -> Engine:
         """The engine at `path`, with the plugins that its manifest names.
 
         Code inside the engine (embedded plugins) is executed only if the manifest beside it was written for exactly
-        this file. An engine that holds code and has no manifest is refused here: TensorRT 10.6 executes it also where
+        this file, or `trust` is set. An engine that holds code and has no manifest is refused here: TensorRT 10.6 executes it also where
         `engine_host_code_allowed` is off. Raises BadInput for no engine, a manifest of
         another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
         TensorRT or GPU.
@@ -63,32 +63,30 @@ class Engine:
             data = path.read_bytes()
         except OSError as error:
             raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; build it with `onnxfuse build-engine`") from None
-        manifest = manifests.load(path)
-        if manifest is not None:
-            verify(data, manifest, path)
-            trt.tensorrt()
-            device = trt.gpu()
-            if device.sm != manifest.sm:
-                raise BadInput(
-                    f"{path}: built for {manifest.gpu} (sm_{manifest.sm}), here is {device.name} (sm_{device.sm}); build it again here"
-                )
-            if manifest.plugins is not None and not manifest.plugins.embedded:
-                trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
-        if manifest is None and CODE in data:
+        manifest = vouched(data, path, trust)
+        if manifest is None:
+            return cls(data, str(path), manifest=None, host_code=trust)
+        trt.tensorrt()
+        device = trt.gpu()
+        if not manifests.runs_on(manifest, device.sm):
             raise BadInput(
-                f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
-                "vouches for it; put that file beside it, or build the engine here"
+                f"{path}: built for {manifest.gpu} (sm_{manifest.sm}), here is {device.name} (sm_{device.sm}); build it again here"
             )
-        embedded = manifest is not None and manifest.plugins is not None and manifest.plugins.embedded
-        return cls(data, str(path), manifest=manifest, host_code=embedded)
+        if manifest.plugins is not None and not manifest.plugins.embedded:
+            trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
+        embedded = manifest.plugins is not None and manifest.plugins.embedded
+        try:
+            return cls(data, str(path), manifest=manifest, host_code=trust or embedded)
+        except BadInput as refusal:
+            differs = "; ".join(_changes_here(manifest))
+            raise BadInput(f"{refusal} ({differs})" if differs else str(refusal)) from None
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What is not as it was when the engine was built (GPU, TensorRT, driver), one line each."""
+        """What is not as it was when the engine was built (GPU, TensorRT, driver, model, plugin library) and what to do, one line each."""
         if self.manifest is None:
             return ()
-        device = trt.gpu()
-        return manifests.changes(self.manifest, gpu=device.name, sm=device.sm, tensorrt=trt.version(), driver=device.driver)
+        return (*_changes_here(self.manifest), *stale(Path(self.name), self.manifest))
 
     @property
     def stream(self) -> int:
@@ -274,14 +272,45 @@ class _Buffer:
         self.size = size
 
 
-def verify(data: bytes, manifest: Manifest, path: Path) -> None:
-    """BadInput unless `manifest` was written for exactly this engine."""
-    if hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
+def vouched(data: bytes, path: Path, trust: bool = False) -> Manifest | None:
+    """The manifest beside an engine of this content; None for an engine without one that holds no code.
+
+    BadInput where the manifest was written for another engine, or where there is none for an engine that holds code; with `trust` both
+    are taken as they are, without a manifest.
+    """
+    manifest = None if trust and not _manifest_fits(data, path) else manifests.load(path)
+    if manifest is not None and hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
         raise BadInput(
-            f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not "
-            "trusted; "
-            "build it again"
+            f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not trusted; "
+            f"build it again, or give --trust if you know where it came from"
         )
+    if manifest is None and CODE in data and not trust:
+        raise BadInput(
+            f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
+            "vouches for it; put that file beside it, build the engine here, or give --trust if you know where it came from"
+        )
+    return manifest
+
+
+def _manifest_fits(data: bytes, path: Path) -> bool:
+    try:
+        manifest = manifests.load(path)
+    except BadInput:
+        return False
+    return manifest is not None and manifest.engine_sha256 == hashlib.sha256(data).hexdigest()
+
+
+def _changes_here(manifest: Manifest) -> tuple[str, ...]:
+    device = trt.gpu()
+    return manifests.changes(manifest, gpu=device.name, sm=device.sm, tensorrt=trt.version(), driver=device.driver)
+
+
+def stale(path: Path, manifest: Manifest) -> tuple[str, ...]:
+    """What of the model and the plugin library changed since the engine was built, and what to do. Needs neither GPU nor TensorRT."""
+    from onnxfuse import plugins
+
+    library = plugins.cached(manifest.sm, and_newer=manifest.compatible is not None) if manifest.plugins is not None else None
+    return manifests.stale(manifest, path, library.sha256 if library is not None else None)
 
 
 def check_feeds(inputs: tuple[TensorSpec, ...], feeds: Mapping[str, Array], name: str) -> dict[str, Array]:
@@ -329,12 +358,27 @@ def _bytes(array: Array) -> Array:
 
 
 def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
-    """The plugin library that the engine was built with: where it was, or compiled again if that gives the same content."""
-    path = Path(use.path)
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == use.sha256:
-        return path
+    """The plugin library that the engine was built with: a copy, in the user's cache, of the one beside it, or the cache's own.
+
+    What TensorRT loads is in a folder that nobody else can write to, and is what was hashed.
+    """
     from onnxfuse import plugins
 
+    if use.file is not None:
+        beside = engine.with_name(use.file)
+        try:
+            content = beside.read_bytes()
+        except OSError as error:
+            raise BadInput(
+                f"{engine}: its plugin library {beside.name} cannot be read: {(error.strerror or str(error)).lower()}; "
+                "put it beside the engine, or build the engine again"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != use.sha256:
+            raise BadInput(
+                f"{engine}: its plugin library {beside.name} is not the one that it was built with, and is not loaded; "
+                "build the engine again"
+            )
+        return plugins.keep(content)
     library = plugins.build(sm)
     if library.sha256 != use.sha256:
         raise BadInput(f"{engine}: built with another version of the plugin library; build the engine again")

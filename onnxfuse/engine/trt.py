@@ -88,6 +88,8 @@ class Order:
     libraries: tuple[Path, ...] = ()
     """Plugin libraries to load."""
     embed: bool = True
+    compatible: bool = False
+    """For every GPU from Ampere on, instead of the one here."""
     fp16_flag: bool = False
     """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
     """
@@ -346,6 +348,8 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
     if order.fp16_flag:
         config.set_flag(trt.BuilderFlag.FP16)
     _add_profile(trt, builder, network, config, order)
+    if order.compatible:
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
     cache = _attach_cache(config, order)
     embed = order.embed and bool(order.libraries)
     if embed:

@@ -44,7 +44,7 @@ def example() -> Manifest:
         model_sha256="a" * 64,
         engine_sha256="b" * 64,
         engine_bytes=12,
-        plugins=PluginUse("/cache/lib.so", "c" * 64, True, ("BiasGelu",)),
+        plugins=PluginUse(None, "c" * 64, True, ("BiasGelu",)),
         tensorrt="10.6.0",
         driver="580.1",
         gpu="NVIDIA H200",
@@ -96,7 +96,7 @@ def test_what_changed() -> None:
     manifest = example()
     same = {"gpu": "NVIDIA H200", "sm": 90, "tensorrt": "10.6.0", "driver": "580.1"}
     assert manifests.changes(manifest, **same) == ()
-    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == ("driver: built with 580.1, here is 590.2",)
+    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == ("driver: built with 580.1, here is 590.2; it runs, but measure again before you trust old figures",)
 
 
 def test_the_digest_covers_external_data(tmp_path: Path) -> None:
