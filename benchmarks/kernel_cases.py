@@ -120,10 +120,10 @@ def gelus(library: ctypes.CDLL, dtype: str, other_threads: bool) -> Iterator[Cas
     """Bias and GELU: one tensor read, one written."""
     for shape in GELU_SHAPES:
         for kind, name in enumerate(GELU_KINDS):
-            yield _gelu(library, dtype, shape, kind, name)
+            yield gelu(library, dtype, shape, kind, name)
 
 
-def _gelu(library: ctypes.CDLL, dtype: str, shape: Shape, kind: int, name: str) -> Case:
+def gelu(library: ctypes.CDLL, dtype: str, shape: Shape, kind: int, name: str) -> Case:
     import torch
 
     p, i, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64

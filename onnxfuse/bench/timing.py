@@ -316,7 +316,8 @@ def _capture(cuda: Any, engine: Engine, handle: int) -> tuple[Any, str]:
         return None, f"capture cannot begin: {_name(cuda, status)}"
     fault = ""
     try:
-        engine.enqueue(handle)
+        with trt.watching(engine.name):  # what a capture does not allow may also come as CUDA's own error
+            engine.enqueue(handle)
     except EngineFault as error:
         fault = str(error)
     status, graph = cuda.cuStreamEndCapture(stream)
