@@ -1,4 +1,4 @@
-"""The verdicts that ship with the package, made from rows of policy only:FUSION.
+"""The verdicts that ship with the package, made from rows of policy measure and only:FUSION of benchmarks/results.
 
 python -m benchmarks.verdicts            print them
 python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
@@ -7,8 +7,9 @@ python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import results
 from benchmarks.suite import ROOT
@@ -22,26 +23,32 @@ FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
 
 
 def verdicts(data: results.Results) -> Iterator[Verdict]:
-    """One for each class of shapes of each row that measured one fusion alone, agreed, and carries no mark."""
+    """Those that a search found, and one for each class of shapes of each row that measured one fusion alone, agreed, and carries no mark."""
     for row in data["rows"]:
-        fusion = row["policy"].removeprefix("only:")
-        if fusion == row["policy"] or "failed" in row or row["marks"] or not row["agrees"]:
+        if "failed" in row:
             continue
-        for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
-            yield Verdict(
-                fusion=fusion,
-                model=row["name"],
-                rows=rows,
-                width=width,
-                dtype=DTYPES.get(row["precision"], "float32"),
-                gpu=gpus.resolve(data["machine"]["gpu"]).name,
-                driver=row["measured"]["driver"],
-                tensorrt=data["machine"]["tensorrt"],
-                automatic_ms=Interval(**row["automatic_ms"]),
-                fused_ms=Interval(**row["fused_ms"]),
-                ratio=Interval(**row["ratio"]),
-                date=row["measured"]["date"],
-            )
+        yield from map(Verdict.from_dict, row.get("verdicts", ()))
+        fusion = row["policy"].removeprefix("only:")
+        if fusion != row["policy"] and row["agrees"] and not row["marks"]:
+            yield from _alone(fusion, row, data["machine"])
+
+
+def _alone(fusion: str, row: results.Row, machine: Mapping[str, Any]) -> Iterator[Verdict]:
+    for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
+        yield Verdict(
+            fusion=fusion,
+            model=row["name"],
+            rows=rows,
+            width=width,
+            dtype=DTYPES.get(row["precision"], "float32"),
+            gpu=gpus.resolve(machine["gpu"]).name,
+            driver=row["measured"]["driver"],
+            tensorrt=machine["tensorrt"],
+            automatic_ms=Interval(**row["automatic_ms"]),
+            fused_ms=Interval(**row["fused_ms"]),
+            ratio=Interval(**row["ratio"]),
+            date=row["measured"]["date"],
+        )
 
 
 def text(folder: Path = results.FOLDER) -> str:

@@ -87,7 +87,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured. folder: where the results are. resumed: how many are from an earlier run."""
+    """What was measured. folder: where the results are. resumed: how many are from an earlier run. verdicts: as they were stored."""
 
     found: Found
     machine: Machine
@@ -97,6 +97,7 @@ class Measurement:
     resumed: int
     inputs: Mapping[str, Sequence[int]]
     notes: tuple[str, ...]
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -216,12 +217,13 @@ def measure(
         except KeyboardInterrupt:
             kept = f"{worker.done} measurement{'' if worker.done == 1 else 's'} kept in {folder}"
             raise Interrupted(f"interrupted; {kept}: give the same command again to go on from there") from None
-    notes += store.add(_verdicts(found, model, machine, precision))
+    measured = tuple(_verdicts(found, model, machine, precision))
+    notes += store.add(measured)
     if worker.resumed:
         notes.append(f"{worker.resumed} of {worker.done} measurements are from an earlier run, kept in {folder}")
     shapes = {name: array.shape for name, array in feeds.items()}
     minutes = budget.spent()
-    return Measurement(found, machine, settings, folder, minutes, worker.resumed, shapes, tuple(notes))
+    return Measurement(found, machine, settings, folder, minutes, worker.resumed, shapes, tuple(notes), measured)
 
 
 def _folding(

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.plan.sites import Site
-from onnxfuse.plan.verdicts import shape_class
+from onnxfuse.plan.verdicts import BUILD_DIFFERENCE, shape_class
 
 if TYPE_CHECKING:
     from onnxfuse.bench.candidate import Candidate
 
-BUILD_DIFFERENCE = 0.005
-"""What two builds of one model may differ by: resnet50 built twice on an H200 gave 0.998. A group must win by more."""
 MOST_COMBINATIONS = 6
 MOST_FINALS = 3
 

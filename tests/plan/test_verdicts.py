@@ -53,6 +53,15 @@ def test_release(text: str, expected: tuple[int, ...]) -> None:
     assert verdicts.release(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(1.006, 1.01, "won"), (1.002, 1.004, "draw"), (0.99, 1.2, "draw"), (0.99, 1.0, "draw"), (0.9, 0.999, "lost")],
+)
+def test_outcome(low: float, high: float, outcome: str) -> None:
+    """Two builds of one model differ by up to half a percent: less is no win."""
+    assert verdict(low, high).outcome == outcome
+
+
 def test_what_was_measured_just_here_is_no_estimate() -> None:
     found = verdicts.nearest([verdict()], SITE, H200)
     assert found is not None
