@@ -23,7 +23,7 @@ FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
 
 
 def verdicts(data: results.Results) -> Iterator[Verdict]:
-    """Those that a search found, and one for each class of shapes of each row that measured one fusion alone, agreed, and carries no mark."""
+    """Those that a search found; and of a row that measured one fusion alone, agreed, and carries no mark, one for each class of shapes."""
     for row in data["rows"]:
         if "failed" in row:
             continue
