@@ -452,25 +452,21 @@ class Engine:
             return []
         return [layer if isinstance(layer, dict) else {"Name": str(layer)} for layer in table]
 
-    def profile(self, runs: int = 20) -> list[dict[str, Any]]:
+    def profile(self, feeds: dict[str, Any], runs: int = 20) -> list[dict[str, Any]]:
         """Microseconds of every layer, the median of `runs`, in the order of execution. TensorRT then runs layer by layer, so that the
         sum is more than a run takes.
         """
+        self.bind(feeds)
         profiler = _profiler(self.tensorrt.module)
         self.context.profiler = profiler
+        taken: dict[str, list[float]] = {}
         for _ in range(runs):
             self.enqueue()
             self.wait()
+            for name, milliseconds in profiler.take().items():
+                taken.setdefault(name, []).append(milliseconds)
         about = {str(layer.get("Name")): layer for layer in self.layers()}
-        found = []
-        for name, each in profiler.times.items():
-            layer = about.get(name, {})
-            parts = re.split(r"\x1e|\\u001[eE]", str(layer.get("Metadata") or ""))
-            nodes = [match.group(1) for match in (re.match(r"\s*\[ONNX Layer: (.*)\]\s*$", part, re.DOTALL) for part in parts) if match]
-            kernel = str(layer.get("TacticName") or layer.get("TacticValue") or "")
-            median = float(np.median(np.asarray(each)))
-            found.append({"name": name, "type": str(layer.get("LayerType", "")), "nodes": nodes, "us": 1000.0 * median, "kernel": kernel})
-        return found
+        return [_layer(name, about.get(name, {}), each) for name, each in taken.items()]
 
     def close(self) -> None:
         self.wait()
@@ -491,16 +487,29 @@ class Engine:
         self.close()
 
 
+def _layer(name: str, about: Mapping[str, Any], milliseconds: Sequence[float]) -> dict[str, Any]:
+    """One layer of the report: what TensorRT's inspector says of it, and its median time."""
+    parts = re.split(r"[\x1e\x1f]|\\u001[efEF]", str(about.get("Metadata") or ""))
+    nodes = [match.group(1) for match in (re.match(r"\s*\[ONNX Layer: (.*)\]\s*$", part, re.DOTALL) for part in parts) if match]
+    kernel = str(about.get("TacticName") or about.get("TacticValue") or "")
+    median = float(np.median(np.asarray(milliseconds)))
+    return {"name": name, "type": str(about.get("LayerType", "")), "nodes": nodes, "us": 1000.0 * median, "kernel": kernel}
+
+
 def _profiler(trt: Any) -> Any:
-    """Gathers what TensorRT says of every layer's time."""
+    """Gathers what TensorRT says of the time of every layer: of one that ran several times, as in a loop, together."""
 
     class Profiler(trt.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
-            self.times: dict[str, list[float]] = {}
+            self.times: dict[str, float] = {}
 
         def report_layer_time(self, layer_name: str, ms: float) -> None:
-            self.times.setdefault(layer_name, []).append(ms)
+            self.times[layer_name] = self.times.get(layer_name, 0.0) + ms
+
+        def take(self) -> dict[str, float]:
+            taken, self.times = self.times, {}
+            return taken
 
     return Profiler()
 
@@ -861,8 +870,7 @@ def work(options: argparse.Namespace) -> int:
         timings = time_engines(load, cases[0][0], cuda, clocks, options.samples, options.placements)
         for name in engines:
             with load[name]() as engine:
-                engine.bind(cases[0][0])
-                layers[name] = engine.profile()
+                layers[name] = engine.profile(cases[0][0])
     found = report(kit, machine, checks, timings, layers)
     write(os.path.join(out, "report.json"), (json.dumps(plain(found), indent=1, allow_nan=False) + "\n").encode())
     return tell(found, out)
