@@ -165,7 +165,7 @@ def measure(
         "ratio": ratio.to_dict(),
         "verdict": stats.verdict(ratio),
         "others_ms": {name: timed.median(name).to_dict() for name in more.engines},
-        "same_engine": same or manifest.model_digest(automatic.model) == manifest.model_digest(fused.model),
+        "same_engine": same or automatic.manifest.model_sha256 == fused.manifest.model_sha256,
         "sites": list(fused.sites),
         "agrees": agrees,
         "max_abs": _number(errors["fused"]["max_abs"]),
