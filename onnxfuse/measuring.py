@@ -25,7 +25,7 @@ import numpy as np
 from onnxfuse import __version__, gpus, pipeline, plugins
 from onnxfuse.bench import candidate as work
 from onnxfuse.bench.candidate import Candidate, Rewriting
-from onnxfuse.bench.stats import Interval
+from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.engine import build, manifest, trt
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 from onnxfuse.graph.files import atomic
@@ -234,7 +234,7 @@ def _folding(
     worker.announce("what costs nothing")
     before = str(Path(first.work) / "untouched.engine")
     result = worker(replace(first, automatic=untouched, automatic_engine=before, fused_engine=first.automatic_engine))
-    trial = Trial("folding", (), frozenset(free), result, 0.0)
+    trial = Trial("folding", (), frozenset(free), result, BUILD_DIFFERENCE)
     if trial.outcome in ("won", "draw", "same"):
         return first, again
     notes.append(f"folding that should cost nothing is left to TensorRT: {trial.said}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from onnxfuse.bench.stats import BUILD_DIFFERENCE
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.plan.sites import Site
 from onnxfuse.plan.verdicts import BUILD_DIFFERENCE, shape_class
@@ -107,7 +108,7 @@ class Trial:
         ratio = self.result["ratio"]
         if ratio["low"] > 1 + self.margin:
             return "won"
-        return "lost" if ratio["high"] < 1 else "draw"
+        return "lost" if ratio["high"] < 1 - self.margin else "draw"
 
     @property
     def won(self) -> bool:
@@ -132,7 +133,7 @@ class Trial:
             return "; ".join(self.result["marks"])
         if outcome == "marked":
             return f"not to be trusted, {self.figures}: {'; '.join(self.result['marks'])}"
-        if outcome == "draw" and self.result["ratio"]["low"] > 1:
+        if outcome == "draw" and not self.result["ratio"]["low"] <= 1 <= self.result["ratio"]["high"]:
             return f"draw, {self.figures}: within the {self.margin:.1%} that two builds of one model may differ by"
         summary = ((self.result.get("layers") or {}).get("diff") or {}).get("summary") if outcome == "lost" else None
         return f"{outcome}, {self.figures}" + (f": {summary}" if summary else "")
