@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from benchmarks import results
 from benchmarks.suite import ROOT, Candidate
 from onnxfuse import measuring
 from onnxfuse.bench import candidate as work
+from onnxfuse.bench import timing
 from onnxfuse.bench.candidate import Also, Outputs, Rewriting, Side
-from onnxfuse.bench.child import last_json, run, why
+from onnxfuse.bench.child import STEP, Watch, last_json, run, why
 from onnxfuse.engine import build
 from onnxfuse.engine.run import Array, Engine, cast_feeds
 from onnxfuse.errors import OnnxfuseError
@@ -95,12 +97,13 @@ def _searched(candidate: Candidate) -> results.Row:
         precision=candidate.precision,
         feeds=feeds,
         settings=settings,
-        progress=lambda words: print(words, flush=True),
+        progress=lambda words: print(f"{STEP}{words}", flush=True),
     )
     row = _row(candidate, found.found.final.result)
     row["notes"] += found.notes
     row["search"] = found.to_dict()["plan"]["search"]
     row["decisions"] = _decisions(found)
+    row["seconds"] = _phases(trial.result for trial in found.found.trials)
     row["verdicts"] = [verdict.to_dict() for verdict in found.verdicts]
     engine = found.folder / "final.engine"
     if found.found.final.keys and engine.is_file():
@@ -108,8 +111,22 @@ def _searched(candidate: Candidate) -> results.Row:
             outputs = loaded.run(cast_feeds(loaded.inputs, feeds))
         row["fresh_process"], reason = _runs_in_fresh_process(engine, feeds, outputs, Path(candidate.work))
         row["notes"] += [] if row["fresh_process"] else [f"fresh process: {reason}"]
+    if "trt_fp16_flag" in candidate.others:
+        _time_fp16_flag(row, candidate, found.folder / "automatic.engine", feeds)
     found.tidy()
     return row
+
+
+def _time_fp16_flag(row: results.Row, candidate: Candidate, automatic: Path, feeds: Mapping[str, Array]) -> None:
+    """Adds the engine of TensorRT's FP16 flag to a row, timed beside the automatic engine, or a note why it is not there."""
+    engines = {"automatic": automatic}
+    reason = _add_fp16_flag(engines, candidate, feeds)
+    if reason:
+        row["notes"].append(f"trt_fp16_flag: {reason}")
+        return
+    timed = timing.time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, feeds, samples=candidate.samples)
+    row["others_ms"] = {**row["others_ms"], "trt_fp16_flag": timed.median("trt_fp16_flag").to_dict()}
+    row["notes"] += [f"trt_fp16_flag: {mark}" for mark in timed.marks]
 
 
 def _decisions(found: measuring.Measurement) -> list[dict[str, Any]]:
@@ -126,7 +143,17 @@ def _decisions(found: measuring.Measurement) -> list[dict[str, Any]]:
     ]
 
 
-def _row(candidate: Candidate, result: work.Result) -> results.Row:
+def _phases(measured: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of each phase, over all candidates of this run."""
+    total: dict[str, float] = {}
+    for result in measured:
+        if not result.get("from_earlier_run"):
+            for phase, seconds in result.get("seconds", {}).items():
+                total[phase] = round(total.get(phase, 0.0) + seconds, 2)
+    return total
+
+
+def _row(candidate: Candidate, result: Mapping[str, Any]) -> results.Row:
     return {
         "name": candidate.name,
         "precision": candidate.precision,
@@ -150,14 +177,14 @@ def feeds_of(candidate: Candidate) -> dict[str, Array]:
     return dict(inputs.generate(Path(candidate.model), seed=0, dims=candidate.dims)[0])
 
 
-def in_child(candidate: Candidate, timeout: float) -> results.Row:
-    """`measure` in a process of its own; a crash, a fault and a timeout become a failed row."""
+def in_child(candidate: Candidate, timeout: float, watch: Watch | None = None) -> results.Row:
+    """`measure` in a process of its own; a crash, a fault and a timeout become a failed row. `watch` is told each step of a search."""
     folder = Path(candidate.work)
     folder.mkdir(parents=True, exist_ok=True)
     order, answer = folder / "candidate.json", folder / "row.json"
     order.write_text(json.dumps(candidate.to_dict()), encoding="utf-8")
     answer.unlink(missing_ok=True)
-    status, said = child(["benchmarks.measure", str(order), str(answer)], timeout)
+    status, said = child(["benchmarks.measure", str(order), str(answer)], timeout, watch)
     if status == 0 and answer.is_file():
         return dict(json.loads(answer.read_text(encoding="utf-8")))
     return results.failed(candidate.name, candidate.precision, candidate.policy, why(status, said, timeout))
@@ -172,9 +199,9 @@ def pytorch_graph(candidate: Candidate) -> dict[str, Any]:
     return last_json(said)
 
 
-def child(arguments: list[str], timeout: float) -> tuple[int | None, str]:
+def child(arguments: list[str], timeout: float, watch: Watch | None = None) -> tuple[int | None, str]:
     """(exit status or None for a timeout, what was said) of `python -m ARGUMENTS` in the checkout."""
-    return run(arguments, timeout, folder=ROOT)
+    return run(arguments, timeout, watch, folder=ROOT)
 
 
 def _shapes_of(sites: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -108,6 +108,13 @@ def test_the_table_says_what_the_rows_say() -> None:
     assert lines[7:] == ["", "Marked rows: x."]
 
 
+def test_the_table_says_what_a_repetition_said() -> None:
+    agreed, other = ({**row(name), "repeat": {"agrees": name == "a", "outcome": "draw"}} for name in "ab")
+    lines = table.table({"schema": 1, "machine": MACHINE, "rows": [agreed, other]}).splitlines()
+    assert "| faster, twice |" in lines[4]
+    assert "| faster, then draw |" in lines[5]
+
+
 def test_the_table_is_put_between_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, document = tmp_path / "r.json", tmp_path / "README.md"
     results.save({"schema": 1, "machine": MACHINE, "rows": [row()]}, file)
