@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onnxfuse.commands import options, progress
-from onnxfuse.errors import BadInput, Disagreement
+from onnxfuse.errors import BadInput, Disagreement, MissingHere
 
 if TYPE_CHECKING:
-    from onnxfuse.verify.check import Check, Reference
+    from onnxfuse.verify.check import Check, Stream
+    from onnxfuse.verify.layers import Subject
     from onnxfuse.verify.metrics import Tolerance
-    from onnxfuse.verify.reference import Runtime
+    from onnxfuse.verify.reference import Feeds, Outputs, Runtime
 
 Progress = Callable[[str], None]
 
@@ -36,6 +37,9 @@ class Wanted:
     rtol: float | None
     atol: float | None
     samples: int
+    layers: bool = False
+    truth: bool = True
+    memory: int = 512
 
 
 def compare(
@@ -50,21 +54,27 @@ def compare(
     rtol: float = typer.Option(None, min=0.0, help="Relative tolerance; by default what suits the precision."),
     atol: float = typer.Option(None, min=0.0, help="Absolute tolerance."),
     samples: int = typer.Option(200, min=2, help="Latency samples of each engine."),
+    layers: bool = typer.Option(False, "--layers", help="Look inside: every tensor that OTHER still has, and what is wrong by itself."),
+    truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
+    memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
 ) -> None:
     """Compare outputs and latency of models and engines.
 
-    MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side.
+    MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side. With
+    --layers the tensors inside are compared as well, and the error of each output is told apart: the price of a precision, or a fault.
     """
-    from onnxfuse.report import terminal
+    from onnxfuse.report import inside, terminal
 
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, options.dims(dims or []), rtol, atol, samples)
+    sizes = options.dims(dims or [])
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory)
     _require(wanted)
     if report:
         _require_folder(report)
     with progress.status() as say:
         found = run(wanted, say)
     terminal.show(found)
+    inside.show(found)
     if report:
         _write(found, report)
     if not found["agrees"]:
@@ -75,32 +85,74 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
     """Compare, and return the report (see `report.json.compare_report`)."""
     from onnxfuse.report import machine
     from onnxfuse.report.json import compare_report
+    from onnxfuse.verify import check
     from onnxfuse.verify.reference import Runtime
 
     with contextlib.ExitStack() as stack:
         engines = _open_engines(wanted, stack, progress)
         runtime = stack.enter_context(Runtime())
         reference, others = wanted.model, wanted.others
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
         if not others:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
             reference, others = _undone(wanted.model, folder, progress), (wanted.model,)
         models = [path for path in others if path not in engines]
         _same_inputs(reference, models, engines)
         given, source = _given(wanted, reference, engines, runtime, progress)
-        names = _names(wanted.model, others)
-        rows = []
-        for path in others:
-            checked = _check_engine if path in engines else _check_model
-            rows.append(checked(wanted, reference, path, names[path], given, engines.get(path), runtime, progress))
-        latency = _latency(wanted, {names[path]: path for path in engines}, given, progress)
-    label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
+        label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
+        task = _Task(wanted, reference, label, _names(wanted.model, others), engines, runtime, progress)
+        outcome = _compare(task, given)
+        rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
+        more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
+        latency = _latency(wanted, {task.names[path]: path for path in engines}, given, progress)
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
-        inputs={"source": source, "feeds": [{n: f"{a.dtype.name}{list(a.shape)}" for n, a in f.items()} for f in given.feeds]},
+        inputs={"source": f"{len(outcome.fed)} {source}", "feeds": outcome.fed},
         others=rows,
         latency=latency,
         machine=machine.describe(gpu=bool(engines)),
+        **more,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What is compared with what. reference: the file that is run; label: how it is called; names: of the others."""
+
+    wanted: Wanted
+    reference: Path
+    label: str
+    names: Mapping[Path, str]
+    engines: Mapping[Path, Any]
+    runtime: Runtime
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """checks: of each other, one a feed. fed: the feeds in words."""
+
+    checks: dict[Path, list[Check]]
+    fed: list[dict[str, str]]
+
+    @property
+    def worst(self) -> int:
+        """Which feed to look inside with: the first that shows a disagreement, else the first."""
+        return next((i for i, checks in enumerate(zip(*self.checks.values(), strict=True)) if not all(c.agrees for c in checks)), 0)
+
+
+def _compare(task: _Task, given: Stream) -> _Outcome:
+    """Every other on every feed, of which one at a time is held."""
+    outcome = _Outcome({path: [] for path in task.names}, [])
+    for index, (feed, outputs) in enumerate(given):
+        outcome.fed.append({name: f"{array.dtype.name}{list(array.shape)}" for name, array in feed.items()})
+        for path, name in task.names.items():
+            task.progress(f"{name}: input {index + 1} of {len(given.feeds)}")
+            checked = _check_engine if path in task.engines else _check_model
+            outcome.checks[path].append(checked(task, path, feed, outputs, given))
+    if given.notes:  # known after the last feed
+        for checks in outcome.checks.values():
+            checks[0] = dataclasses.replace(checks[0], notes=(*given.notes, *checks[0].notes))
+    return outcome
 
 
 # ------------------------------------------------------------------------------------------------------ the request
@@ -168,18 +220,16 @@ def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path,
 # ---------------------------------------------------------------------------------------- inputs and the right values
 
 
-def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime: Runtime, progress: Progress) -> tuple[Reference, str]:
+def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime: Runtime, progress: Progress) -> tuple[Stream, str]:
     """The feeds with the right values, and where they come from."""
     from onnxfuse.verify import check, inputs
 
     if wanted.data:
-        feeds = inputs.from_data(wanted.data, reference)
-        outputs, evaluator = check.run_feeds(runtime, reference, feeds, progress)
-        return check.Reference(feeds, outputs, evaluator), f"{len(feeds)} from {wanted.data}"
+        return check.streamed(runtime, reference, inputs.from_data(wanted.data, reference), progress), f"from {wanted.data}"
     # An engine need not take other sizes than those that it was optimized for.
     sizes = {**_engine_sizes(reference, engines), **wanted.dims}
-    given = check.generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
-    return given, f"{len(given.feeds)} generated with seed {wanted.seed}"
+    given = check.streamed_generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
+    return given, f"generated with seed {wanted.seed}"
 
 
 def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int]:
@@ -201,32 +251,28 @@ def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int
 # --------------------------------------------------------------------------------------------------------- comparing
 
 
-def _check_model(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
-) -> dict[str, Any]:
+def _check_model(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: Stream) -> Check:
     from onnxfuse.verify import check
 
-    def show(done: int, total: int) -> None:
-        progress(f"{name}: input {min(done + 1, total)} of {total}")
-
-    got = runtime.run(path, given.feeds, evaluator=given.evaluator, progress=show)
-    limits, notes = check.limits_for(reference, path, wanted.rtol, wanted.atol)
-    return _row(name, path, "onnx", _compared(given, got, limits, notes, same_dtype=True))
+    got = task.runtime.run(path, [feed], evaluator=given.evaluator)
+    limits, notes = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+    return _compared(given, outputs, got[0], limits, notes, same_dtype=True)
 
 
-def _check_engine(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
-) -> dict[str, Any]:
+def _check_engine(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: Stream) -> Check:
     from onnxfuse.engine.run import cast_feeds
+
+    engine = task.engines[path]
+    got = engine.run(cast_feeds(engine.inputs, feed))
+    limits = _engine_limits(task, engine)
+    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed)
+    return _compared(given, outputs, got, limits, notes, same_dtype=False)
+
+
+def _engine_limits(task: _Task, engine: Any) -> Tolerance:
     from onnxfuse.verify import check
 
-    progress(f"running {name}")
-    got = [engine.run(cast_feeds(engine.inputs, feed)) for feed in given.feeds]
-    lowest = _engine_precision(engine)
-    limits = check.tolerance(lowest, wanted.rtol, wanted.atol)
-    notes = (f"the limits are those of {lowest}, the lowest precision of the engine's layers", *engine.changed)
-    row = _row(name, path, "engine", _compared(given, got, limits, notes, same_dtype=False))
-    return {**row, "manifest": engine.manifest and {k: v for k, v in vars(engine.manifest).items() if k != "layers"}}
+    return check.tolerance(_engine_precision(engine), task.wanted.rtol, task.wanted.atol)
 
 
 def _engine_precision(engine: Any) -> str:
@@ -241,19 +287,66 @@ def _engine_precision(engine: Any) -> str:
     return "tf32"
 
 
-def _compared(given: Reference, got: Sequence[Mapping[str, Any]], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
+def _compared(given: Stream, outputs: Outputs, got: Mapping[str, Any], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
     from onnxfuse.verify.check import check_arrays
     from onnxfuse.verify.reference import describe
 
-    source = describe(given.evaluator)
-    return check_arrays(given.outputs, got, limits, same_dtype=same_dtype, source=source, notes=(*given.notes, *notes))
+    return check_arrays([outputs], [got], limits, same_dtype=same_dtype, source=describe(given.evaluator), notes=notes)
 
 
-def _row(name: str, path: Path, kind: str, check: Check) -> dict[str, Any]:
-    return {"name": name, "path": str(path), "kind": kind, "check": check}
+def _row(task: _Task, path: Path, check: Check) -> dict[str, Any]:
+    row = {"name": task.names[path], "path": str(path), "kind": "engine" if path in task.engines else "onnx", "check": check}
+    if path not in task.engines:
+        return row
+    manifest = task.engines[path].manifest
+    return {**row, "manifest": manifest and {k: v for k, v in vars(manifest).items() if k != "layers"}}
 
 
-def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Reference, progress: Progress) -> dict[str, Any] | None:
+# ------------------------------------------------------------------------------------------------------------- inside
+
+
+def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) -> dict[str, Any]:
+    """The parts of a report that say what happens inside, for the feed that shows most."""
+    from onnxfuse.verify import budget, check, layers, pieces, reference
+
+    if given.evaluator != reference.ONNXRUNTIME:
+        raise MissingHere(f"{task.reference}: --layers needs onnxruntime, which has no kernels for it; leave --layers out")
+    feed = given.feeds[outcome.worst]
+    task.progress(f"reading {task.label}")
+    limits = check.tolerance(check.precision(task.reference), task.wanted.rtol, task.wanted.atol)
+    parts = pieces.prepare(task.reference, feed, task.runtime, folder)
+    base = layers.ModelSubject(task.label, f"onnxruntime_{limits.name}", limits, parts, feed, task.runtime, folder)
+    subjects: list[Subject] = []
+    for path, name in task.names.items():
+        task.progress(f"reading {name}")
+        role = _role(task, path, {s.role for s in subjects})
+        if path in task.engines:
+            subjects.append(_engine_subject(task, path, role, feed, folder))
+            continue
+        other = pieces.prepare(path, feed, task.runtime, folder)
+        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+        subjects.append(layers.ModelSubject(name, role, limits, other, feed, task.runtime, folder))
+    found = layers.look(
+        base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
+    )
+    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found), "feed": outcome.worst}}
+    return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
+
+
+def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> Subject:
+    from onnxfuse.verify import taps
+
+    return taps.EngineSubject(task.names[path], role, path)
+
+
+def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
+    """What an other is in the error budget: TensorRT's automatic engine, a fused one, or a further one by its name."""
+    manifest = task.engines[path].manifest if path in task.engines else None
+    role = "automatic" if path in task.engines and (manifest is None or manifest.plugins is None) else "fused"
+    return task.names[path] if role in taken else role
+
+
+def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progress: Progress) -> dict[str, Any] | None:
     """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
     if not engines:
         return None

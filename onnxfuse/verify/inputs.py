@@ -10,9 +10,9 @@ import dataclasses
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -121,15 +121,37 @@ def _dtype_name(dtype: np.dtype) -> str:
 # ------------------------------------------------------------------------------------------------------- from files
 
 
-def from_data(path: Path, model: Path) -> list[Feeds]:
+class FromFiles(Sequence[Feeds]):
+    """Feeds that lie in files, one each, and are read when they are asked for: a folder may hold more than the memory."""
+
+    def __init__(self, files: Sequence[Path], read: Callable[[Path], Feeds]) -> None:
+        self._files, self._read = files, read
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @overload
+    def __getitem__(self, index: int) -> Feeds: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Feeds]: ...
+    def __getitem__(self, index: int | slice) -> Feeds | Sequence[Feeds]:
+        if isinstance(index, slice):
+            return FromFiles(self._files[index], self._read)
+        return self._read(self._files[index])
+
+
+def from_data(path: Path, model: Path) -> Sequence[Feeds]:
     """One feed for each .npz: of the file, or of the folder (those named inputs*.npz where there are any, in natural order).
 
-    Arrays are named like the model's inputs; further arrays are ignored. BadInput names the file, the input and the remedy: unreadable,
-    pickled, missing, wrong dtype or shape.
+    Arrays are named like the model's inputs; further arrays are ignored. Every file is looked at now, and read again when its feed is asked
+    for. BadInput names the file, the input and the remedy: unreadable, pickled, missing, wrong dtype or shape.
     """
     wanted = specs(model, optional=True)
     required = {spec.name for spec in specs(model)}
-    return [_checked(file, wanted, required) for file in _files(Path(path))]
+    found = FromFiles(_files(Path(path)), lambda file: _checked(file, wanted, required))
+    for _ in found:  # what is wrong with the last file is said before the first is used
+        pass
+    return found
 
 
 def _files(path: Path) -> list[Path]:
