@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onnxfuse.report import axes
+
 Report = Mapping[str, Any]
 
 
@@ -21,14 +23,18 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One engine's latency in ms, and its ratio to the baseline."""
+    """One engine's latency in ms, and the baseline's over it."""
 
     name: str
     median: float
     low: float
     high: float
-    ratio: str
+    ratio: Mapping[str, float] | None
     verdict: str  # "faster", "slower", "draw", or "baseline"
+
+    @property
+    def said(self) -> str:
+        return axes.interval(self.ratio) if self.ratio else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +60,38 @@ class Group:
 
 
 def model_name(report: Report) -> str:
-    """The model's name, whether the report holds a string or a mapping for it."""
-    model = report.get("model")
-    if isinstance(model, Mapping):
-        return str(model.get("name") or model.get("path") or model.get("file") or "model")
-    return str(model or "model").replace("\\", "/").rsplit("/", 1)[-1]
+    """The model's name."""
+    model = report.get("model") or {}
+    return str(model.get("name") or "model")
 
 
 def verdict(report: Report) -> Verdict:
     """The answer first."""
+    if report["kind"] == "benchmark":
+        return _benchmark_verdict(report)
     return _compare_verdict(report) if "others" in report else _optimize_verdict(report)
+
+
+def _benchmark_verdict(report: Report) -> Verdict:
+    rows = report.get("rows") or []
+    if not rows:
+        points = (report.get("roofline") or {}).get("points") or []
+        shares = [point["share_of_copy"] for point in points if point.get("share_of_copy")]
+        best = f"The best reaches {percent(max(shares))} of a copy's bandwidth." if shares else ""
+        return Verdict(None, f"{_many(len(points), 'kernel')} measured alone", (best,) if best else ())
+    counts = {word: sum(row.get("verdict") == word for row in rows) for word in ("faster", "draw", "slower")}
+    failed = sum("failed" in row for row in rows)
+    words = [f"{counts['faster']} faster", _many(counts["draw"], "draw"), f"{counts['slower']} slower", *([f"{failed} failed"] if failed else [])]
+    wrong = [str(row["name"]) for row in rows if row.get("agrees") is False]
+    sentences = []
+    best = max((row for row in rows if row.get("verdict") == "faster"), key=lambda row: float(row["ratio"]["median"]), default=None)
+    worst = min((row for row in rows if row.get("verdict") == "slower"), key=lambda row: float(row["ratio"]["median"]), default=None)
+    for row, what in ((best, "most gained"), (worst, "most lost")):
+        if row is not None:
+            sentences.append(f"The {what}: {row['name']}, {row['precision']}, {row.get('policy', '')}: {axes.interval(row['ratio'])}.")
+    if wrong:
+        sentences.append(f"Outputs that do not agree: {_listed(wrong)}.")
+    return Verdict(False if wrong else None, f"Against TensorRT alone: {', '.join(words)}", tuple(sentences))
 
 
 def _compare_verdict(report: Report) -> Verdict:
@@ -72,9 +100,9 @@ def _compare_verdict(report: Report) -> Verdict:
     sentences = [_agreement(other["check"], str(other["name"])) for other in others]
     for bar in bars(report):
         if bar.verdict == "draw":
-            sentences.append(f"{bar.name} and {report['latency']['baseline']} take the same time, as far as can be measured ({bar.ratio}).")
+            sentences.append(f"{bar.name} and {report['timings']['baseline']} take the same time, as far as can be measured ({bar.said}).")
         elif bar.verdict in ("faster", "slower"):
-            sentences.append(f"{bar.name} is {bar.verdict} than {report['latency']['baseline']}: {bar.ratio}.")
+            sentences.append(f"{bar.name} is {bar.verdict} than {report['timings']['baseline']}: {bar.said}.")
     if not bad:
         return Verdict(True, "The outputs agree", tuple(sentences))
     does = "does" if len(bad) == 1 else "do"
@@ -93,7 +121,11 @@ def _optimize_verdict(report: Report) -> Verdict:
     if not check:
         return Verdict(None, counts, ("The outputs were not checked.",))
     good = bool(check["agrees"])
-    return Verdict(good, f"{counts}; the outputs {'agree' if good else 'do not agree'}", (_agreement(check, ""),))
+    sentences = [_agreement(check, "")]
+    for bar in bars(report):
+        if bar.verdict != "baseline":
+            sentences.append(f"{bar.name} against {report['timings']['baseline']}: {bar.verdict}, {bar.said}.")
+    return Verdict(good, f"{counts}; the outputs {'agree' if good else 'do not agree'}", tuple(sentences))
 
 
 def _agreement(check: Mapping[str, Any], name: str) -> str:
@@ -112,16 +144,14 @@ def _agreement(check: Mapping[str, Any], name: str) -> str:
 
 def bars(report: Report) -> list[Bar]:
     """Latencies, the baseline first."""
-    latency = report.get("latency")
-    if not latency:
+    timings = report.get("timings")
+    if not timings:
         return []
     found = []
-    for name, interval in latency["engines"].items():
-        ratio = (latency.get("ratios") or {}).get(name)
-        text = f"{ratio['median']:.3f}× [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else ""
-        word = ratio["verdict"] if ratio else "baseline"
-        found.append(Bar(name, interval["median"], interval["low"], interval["high"], text, word))
-    return found
+    for name, interval in timings["engines"].items():
+        ratio = (timings.get("ratios") or {}).get(name)
+        found.append(Bar(name, interval["median"], interval["low"], interval["high"], ratio, ratio["verdict"] if ratio else "baseline"))
+    return sorted(found, key=lambda bar: bar.name != timings["baseline"])
 
 
 def groups(report: Report) -> list[Group]:
@@ -145,6 +175,108 @@ def checks(report: Report) -> list[tuple[str, Mapping[str, Any]]]:
     if "others" in report:
         return [(str(other["name"]), other["check"]) for other in report["others"]]
     return [("rewritten model", report["check"])] if report.get("check") else []
+
+
+def place(report: Report) -> list[str]:
+    """GPU, TensorRT and date, or what there is of them."""
+    machine = report.get("machine") or {}
+    named = {"gpu": "", "tensorrt": "TensorRT ", "driver": "driver ", "date": ""}
+    found = [f"{word}{machine[key]}" for key, word in named.items() if machine.get(key)]
+    if not machine.get("gpu") and report.get("gpu"):
+        found.insert(0, f"for {report['gpu']}")
+    return found
+
+
+def sections(report: Report) -> list[tuple[str, str]]:
+    """The parts that the page has: the element's id and the title."""
+    there: dict[tuple[str, str], Any] = {
+        ("axes", "Worth it?"): True,
+        ("latency", "Latency"): report.get("timings"),
+        ("models", "Models"): report.get("rows"),
+        ("layers", "Layers"): report.get("layers"),
+        ("graph", "Graph"): report.get("graph"),
+        ("accuracy", "Accuracy"): report.get("tensors"),
+        ("budget", "Error budget"): budget(report)[1],
+        ("roofline", "Roofline"): report.get("roofline"),
+        ("outputs", "Outputs"): checks(report),
+        ("plan", "Plan"): "sites" in report,
+        ("misses", "Near misses"): report.get("misses"),
+        ("kernels", "Plugins"): report.get("kernels"),
+        ("precision", "Precision"): report.get("converted"),
+        ("inputs", "Inputs"): report.get("inputs"),
+        ("machine", "Machine"): True,
+    }
+    return [section for section, content in there.items() if content]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Where and how it was made: name and value."""
+    found: list[tuple[str, str]] = []
+    model = report.get("model") or {}
+    if model.get("path"):
+        found.append(("model", str(model["path"])))
+    found += [(key, str(report[key])) for key in ("out", "gpu", "policy", "precision") if report.get(key)]
+    found += [(str(other["kind"]), str(other.get("path") or other["name"])) for other in report.get("others") or ()]
+    found += [(f"cleaned, {key}", str(value)) for key, value in (report.get("cleaned") or {}).items()]
+    machine = {"onnxfuse": report.get("onnxfuse"), **(report.get("machine") or {})}
+    found += [(key, _plain(value)) for key, value in machine.items() if value not in (None, "", [], {})]
+    found += [(f"{key}, s", f"{value:g}") for key, value in (report.get("seconds") or {}).items()]
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def graph_in_words(report: Report) -> str:
+    """What the two graphs show, in a sentence."""
+    graph = report.get("graph") or {}
+    if "after" not in graph:
+        return "The model as it is."
+    sites = report.get("sites") or ()
+    fused = sum(site["decision"] == "fused" for site in sites)
+    text = "The model before and after."
+    if fused:
+        text += f" Coloured: what {_many(fused, 'fused site')} took, and what became of it; the same place has the same colour on both sides."
+    return text + (" Outlined: sites that were left to TensorRT." if fused < len(sites) else "")
+
+
+def tensors_in_words(report: Report) -> str:
+    """Which tensor leaves its tolerance first."""
+    tensors = report.get("tensors") or ()
+    bad = [tensor for tensor in tensors if tensor.get("agrees") is False]
+    if not bad:
+        return f"All {len(tensors)} tensors that were compared agree." if tensors else ""
+    first = bad[0]
+    by = f", made by {first['node']}" if first.get("node") else ""
+    fusion = f" of fusion {first['fusion']}" if first.get("fusion") else ""
+    return f"{len(bad)} of {len(tensors)} tensors differ; the first is {first['name']}{by}{fusion}."
+
+
+METRICS = {"max_abs": "max abs", "max_rel": "max rel", "ulp": "ULP", "cosine": "1 − cosine"}
+
+
+def metrics(report: Report) -> list[tuple[str, str]]:
+    """Figures that at least one tensor has."""
+    tensors = report.get("tensors") or ()
+    return [(key, title) for key, title in METRICS.items() if any(_has(tensor, key) for tensor in tensors)]
+
+
+def _has(tensor: Mapping[str, Any], key: str) -> bool:
+    return any((part or {}).get(key) is not None for part in (tensor, *(tensor.get(way) for way in WAYS)))
+
+
+WAYS = {"onnxruntime_float32": "onnxruntime, float32", "automatic": "automatic engine", "fused": "fused engine"}
+
+
+def budget(report: Report) -> tuple[list[str], list[tuple[str, list[Mapping[str, Any] | None]]]]:
+    """The ways of running the model that an error budget names, and for each output the error of each way."""
+    outputs = (report.get("error_budget") or {}).get("outputs") or {}
+    keys = dict.fromkeys(key for errors in outputs.values() for key in errors)
+    ways = sorted(keys, key=lambda key: list(WAYS).index(key) if key in WAYS else len(WAYS))
+    return [WAYS.get(way, way) for way in ways], [(name, [errors.get(way) for way in ways]) for name, errors in outputs.items()]
 
 
 def outputs(check: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -97,14 +97,14 @@ def _latency(report: Mapping[str, Any], console: Console) -> None:
     found = summary.bars(report)
     if not found:
         return
-    baseline = report["latency"].get("baseline")
+    baseline = report["timings"]["baseline"]
     table = _table("Latency", "engine", "median ms", "95 % interval", f"against {baseline}", right=("median ms",))
     for bar in found:
         style = {"faster": "green", "slower": "red"}.get(bar.verdict, "")
-        said = "" if bar.verdict == "baseline" else f"{bar.verdict}, {bar.ratio}"
+        said = "" if bar.verdict == "baseline" else f"{bar.verdict}, {bar.said}"
         table.add_row(_text(bar.name), f"{bar.median:.4g}", f"{bar.low:.4g} to {bar.high:.4g}", _text(said, style))
     console.print(table)
-    for mark in report["latency"].get("marks") or ():
+    for mark in report["timings"].get("marks") or ():
         console.print(_text(f"  caution: {mark}", "yellow"))
 
 
