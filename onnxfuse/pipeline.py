@@ -33,7 +33,7 @@ from onnxfuse.verify.reference import Feeds
 if TYPE_CHECKING:
     from onnxfuse.gpus import Gpu
 
-SCHEMA = "onnxfuse/optimize/1"
+SCHEMA = 2  # of reports: onnxfuse/report/schema.json
 PRECISIONS = ("keep", "fp32", "fp16", "bf16")
 Progress = Callable[[str], None]
 
@@ -70,8 +70,9 @@ class Result:
         """The report, as JSON values. It is a plan file, too."""
         return {
             "schema": SCHEMA,
+            "kind": "optimize",
             "onnxfuse": __version__,
-            "model": str(self.model),
+            "model": {"name": self.model.name, "path": str(self.model)},
             "out": None if self.out is None else str(self.out),
             "gpu": self.gpu,
             "policy": self.policy,

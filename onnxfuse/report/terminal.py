@@ -14,10 +14,13 @@ MOST_ROWS = 40  # of outputs: the JSON and HTML reports hold all
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a report of `optimize` or `compare`: verdict, sites, near misses, outputs, latencies."""
+    """Print a report: verdict, sites, near misses, outputs, latencies."""
     from rich.console import Console
 
+    from onnxfuse.report import read
+
     console = console or Console()
+    report = read.current(report)
     _verdict(report, console)
     if "sites" in report:
         _sites(report, console)

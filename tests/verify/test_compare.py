@@ -201,7 +201,7 @@ def test_engines_are_compared_and_timed_side_by_side(engines: Callable[..., dict
     check = report["others"][0]["check"]
     assert check["tolerance"]["name"] == "float16"
     assert check["outputs"]["scaled"]["notes"] == ["float16 compared with float32"]
-    latency = report["latency"]
+    latency = report["timings"]
     assert latency["baseline"] == "automatic.engine"
     assert latency["ratios"]["fused.engine"]["verdict"] == "faster"
     assert latency["ratios"]["fused.engine"]["median"] == pytest.approx(2.0, rel=0.01)
