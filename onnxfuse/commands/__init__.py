@@ -33,6 +33,7 @@ COMMANDS = (
     Command("build-engine", "onnxfuse.commands.build_engine:build_engine", "Build a TensorRT engine and its manifest."),
     Command("compare", "onnxfuse.commands.compare:compare", "Compare outputs and latency of models and engines."),
     Command("explain", "onnxfuse.commands.explain:explain", "Say what would be fused, and why a node is not."),
+    Command("bisect", "onnxfuse.commands.bisect:bisect", "Find the fused sites that make the outputs disagree."),
     Command("verdicts", "onnxfuse.commands.verdicts:app", "List what was measured, and which fusions earn their place."),
     Command("plugins", "onnxfuse.commands.plugins:app", "List, compile and inspect the CUDA plugin library."),
     Command("doctor", "onnxfuse.commands.doctor:doctor", "Say what this machine can do, and how to get the rest."),

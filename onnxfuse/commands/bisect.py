@@ -1,0 +1,377 @@
+"""`onnxfuse bisect`: which fused sites make the outputs disagree, or which nodes need float32."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from onnxfuse.commands import options, progress
+from onnxfuse.errors import BadInput, Disagreement
+
+if TYPE_CHECKING:
+    from onnxfuse.verify.bisect.engines import Engines
+    from onnxfuse.verify.bisect.oracles import Run
+    from onnxfuse.verify.bisect.regions import Pair
+    from onnxfuse.verify.bisect.repro import Reproduction
+    from onnxfuse.verify.bisect.search import Finding
+    from onnxfuse.verify.check import Reference
+    from onnxfuse.verify.metrics import Tolerance
+    from onnxfuse.verify.reference import Feeds, Runtime
+
+Progress = Callable[[str], None]
+ENGINE_RUNS = 5  # of one engine: a fault that shows in every second run is missed with a probability of 3 %
+ENGINE_SAMPLE = 3  # innocent plugins asked alone: each is an engine to build
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What the user asks for."""
+
+    model: Path
+    other: Path | None
+    plan: Path | None
+    policy: str
+    precision: str | None
+    tensorrt: bool
+    feeds: list[Feeds] | None
+    dims: dict[str, int]
+    seed: int
+    repeats: int | None
+    tries: int
+    rtol: float | None
+    atol: float | None
+    folder: Path
+
+
+def bisect(
+    model: Path = typer.Argument(..., metavar="MODEL", help="The original ONNX model."),
+    other: Path = typer.Option(None, help="The fused file that disagrees, or the engine built from it; MODEL is optimized if not given."),
+    plan: Path = typer.Option(None, help="Optimize MODEL by this plan, a report of `optimize`."),
+    policy: str = typer.Option("all", help="The policy to optimize MODEL with: all, proven or none."),
+    precision: str = typer.Option(None, help="fp16 or bf16: find which nodes must stay in float32 instead."),
+    tensorrt: bool = typer.Option(False, "--tensorrt", help="Look for the fault in the kernels: each try is an engine, on the GPU here."),
+    data: Path = typer.Option(None, help="Inputs: an .npz file with arrays named like the inputs, or a folder of them."),
+    dims: list[str] = typer.Option(None, metavar="NAME=N", help="Size of a symbolic dimension in generated inputs (repeatable)."),
+    seed: int = typer.Option(0, min=0, help="Seed of the generated inputs."),
+    repeats: int = typer.Option(None, min=1, max=1000, help="Runs of each try, for faults that come and go; 5 for engines, else 1."),
+    tries: int = typer.Option(1000, min=3, help="Most runs in all; what is known by then is told."),
+    rtol: float = typer.Option(None, min=0.0, help="Relative tolerance; by default what suits the precision."),
+    atol: float = typer.Option(None, min=0.0, help="Absolute tolerance."),
+    out: Path = typer.Option(
+        None, "-o", "--out", metavar="DIR", help="Where the reproduction goes; MODEL with the suffix .bisect if not given."
+    ),
+) -> None:
+    """Find the fused sites that make the outputs disagree.
+
+    Sites are switched off and on until the smallest set that disagrees is left. A small model that shows it by itself is written.
+    """
+    from onnxfuse.verify.bisect import words
+
+    _require(model, other, plan, policy, precision, tensorrt)
+    sizes = options.dims(dims or [])
+    given = options.feeds(data, dims or [], model)
+    folder = out or model.with_suffix(".bisect")
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"cannot write {folder}: it is a file; give -o a folder")
+    wanted = Wanted(model, other, plan, policy, precision, tensorrt, given, sizes, seed, repeats, tries, rtol, atol, folder)
+    with progress.status() as say:
+        found = of_precision(wanted, say) if precision else of_sites(wanted, say)
+    words.show(found)
+    if found["verdict"] != "agree":
+        raise Disagreement(words.headline(found))
+
+
+def _require(model: Path, other: Path | None, plan: Path | None, policy: str, precision: str | None, tensorrt: bool) -> None:
+    from onnxfuse.graph import read
+
+    if precision not in (None, "fp16", "bf16"):
+        raise BadInput(f"--precision {precision}: no such precision; give fp16 or bf16")
+    if policy not in ("all", "proven", "none"):
+        raise BadInput(f"--policy {policy}: no such policy here; give all, proven or none")
+    idle = [name for name, value in (("--plan", plan), ("--policy", policy != "all"), ("--precision", precision)) if value and other]
+    if idle:
+        raise BadInput(f"{idle[0]} and --other exclude each other: the sites are those of the other file; leave one of them out")
+    if precision and tensorrt:
+        raise BadInput("--precision and --tensorrt exclude each other: conversions are tried in onnxruntime; leave one of them out")
+    for path in (model, other):
+        if path is not None and not path.exists():
+            raise BadInput(f"{path}: no such file; give an .onnx model" + (" or an .engine file" if path == other else ""))
+        if path is not None and path.suffix != ".engine":
+            read.load(path)
+
+
+# -------------------------------------------------------------------------------------------------------------- sites
+
+
+def of_sites(wanted: Wanted, say: Progress) -> dict[str, Any]:
+    """The sites that make the outputs disagree, as a report: see `_report`."""
+    from onnxfuse.verify.bisect import regions, search
+    from onnxfuse.verify.bisect.oracles import against, exchanging
+    from onnxfuse.verify.reference import Runtime
+
+    on_gpu = wanted.tensorrt or (wanted.other is not None and wanted.other.suffix == ".engine")
+    if on_gpu:
+        _require_gpu()
+    with _scratch() as scratch, Runtime() as runtime:
+        fused = _source_of(wanted.other) if wanted.other is not None else _optimized(wanted, scratch, say)
+        say("comparing the files")
+        pair = regions.pair(fused if on_gpu else wanted.model, fused, scratch)
+        if on_gpu:
+            pair = _plugins_only(pair)
+        given = _given(wanted, fused, runtime, 1 if on_gpu else 2, say)
+        limits = _limits(wanted, fused, on_gpu)
+        repeats = wanted.repeats or (ENGINE_RUNS if on_gpu else 1)
+        run, engines = _runner(on_gpu, given, runtime, scratch, repeats)
+        if not pair.sites:
+            return _report(wanted, fused, pair, search.Finding("agree", 0.0), None, engines)
+        oracle = exchanging(pair, run, against(given.outputs, limits, same_dtype=not on_gpu))
+        sample = ENGINE_SAMPLE if on_gpu else 8
+        finding = search.search(pair.sites, oracle, repeats=repeats, sample=sample, limit=wanted.tries, say=say)
+        made = _reproduced(wanted, pair, finding, given, limits, runtime, engines, scratch, say) if finding.guilty else None
+        report = _report(wanted, fused, pair, finding, made, engines)
+        if finding.guilty:
+            report["plan"] = _plan(wanted, pair, finding, say)
+            _write(report, wanted.folder)
+        return report
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="onnxfuse-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _require_gpu() -> None:
+    from onnxfuse.engine import trt
+
+    trt.tensorrt()
+    trt.gpu()
+
+
+def _source_of(other: Path) -> Path:
+    """The model that an engine was built from, which its manifest names; a model is its own."""
+    if other.suffix != ".engine":
+        return other
+    from onnxfuse.engine import manifest
+
+    remedy = "give --other the .onnx file that it was built from, with --tensorrt"
+    found = manifest.load(other)
+    if found is None or found.model_path is None:
+        raise BadInput(f"{other}: no manifest says which model it was built from; {remedy}")
+    source = other.parent / found.model_path
+    if not source.exists():
+        raise BadInput(f"{other}: was built from {source}, which is gone; {remedy}")
+    return source
+
+
+def _optimized(wanted: Wanted, scratch: Path, say: Progress) -> Path:
+    from onnxfuse import pipeline
+
+    fused = scratch / f"{wanted.model.stem}.fused.onnx"
+    pipeline.optimize(wanted.model, fused, policy=wanted.policy, plan=wanted.plan, check=False, progress=say)
+    return fused
+
+
+def _plugins_only(pair: Pair) -> Pair:
+    from onnxfuse import plugins
+    from onnxfuse.engine import prepare
+
+    creators = {op.name for op in plugins.ops()}
+    return pair.only(lambda region: any(prepare.creator(op) in creators for op in region.ops))
+
+
+def _given(wanted: Wanted, fused: Path, runtime: Runtime, count: int, say: Progress) -> Reference:
+    """Inputs, and the right outputs for them: those of MODEL, by an evaluator that can run the fused file, too."""
+    from onnxfuse.verify import check, reference
+
+    check.same_inputs(wanted.model, fused)
+    if wanted.feeds is not None:
+        given = check.Reference(wanted.feeds, *check.run_feeds(runtime, wanted.model, wanted.feeds, say))
+    else:
+        given = check.generated(runtime, wanted.model, wanted.seed, count, wanted.dims, say)
+    if given.evaluator == reference.ONNX_REFERENCE:
+        return given
+    try:
+        runtime.run(fused, given.feeds[:1])
+    except reference.CannotRun:
+        outputs = runtime.run(wanted.model, given.feeds, evaluator=reference.ONNX_REFERENCE)
+        return check.Reference(given.feeds, outputs, reference.ONNX_REFERENCE, given.notes)
+    return given
+
+
+def _limits(wanted: Wanted, fused: Path, on_gpu: bool) -> Tolerance:
+    from onnxfuse.verify import check
+
+    limits, _ = check.limits_for(wanted.model, fused, wanted.rtol, wanted.atol)
+    # TensorRT multiplies float32 matrices in TF32.
+    return check.tolerance("tf32", wanted.rtol, wanted.atol) if on_gpu and limits.name == "float32" else limits
+
+
+def _runner(on_gpu: bool, given: Reference, runtime: Runtime, scratch: Path, repeats: int) -> tuple[Run, Engines | None]:
+    if not on_gpu:
+        return lambda path: runtime.run(path, given.feeds, evaluator=given.evaluator), None
+    from onnxfuse.verify.bisect.engines import Engines
+
+    engines = Engines(given.feeds, scratch, repeats)
+    return engines.run, engines
+
+
+def _reproduced(
+    wanted: Wanted, pair: Pair, finding: Finding, given: Reference, limits: Tolerance, runtime: Runtime, engines: Engines | None,
+    scratch: Path, say: Progress,
+) -> Reproduction | None:  # fmt: skip
+    """A reproduction of the first cause that is no rounding, with the feed that shows it best."""
+    from onnxfuse.verify.bisect import repro
+    from onnxfuse.verify.bisect.engines import Engines
+    from onnxfuse.verify.bisect.oracles import against, worst_feed
+
+    guilty = next(cause.sites for cause in finding.causes if cause.kind != "rounding")
+    original = pair.save((), scratch / "original.onnx")
+    feed = given.feeds[0]
+    if engines is None and len(given.feeds) > 1:
+        got = runtime.run(pair.save(guilty, scratch / "guilty.onnx"), given.feeds, evaluator=given.evaluator)
+        feed = given.feeds[worst_feed(given.outputs, got, limits, same_dtype=True)]
+
+    def fetch(names: Sequence[str]) -> Feeds:
+        inner = [name for name in names if name not in feed]
+        values = runtime.run(original, [feed], tensors=inner, evaluator=given.evaluator)[0] if inner else {}
+        return {name: feed[name] if name in feed else values[name] for name in names}
+
+    def verify(first: Path, second: Path, feeds: Feeds) -> float:
+        wanted_outputs = runtime.run(first, [feeds], evaluator=given.evaluator)
+        if engines is None:
+            got = runtime.run(second, [feeds], evaluator=given.evaluator)
+            return against(wanted_outputs, limits, same_dtype=True)(got)
+        alone = Engines([feeds], scratch, finding.repeats)
+        judge = against(wanted_outputs, limits, same_dtype=False)
+        return max(judge(alone.run(second)) for _ in range(finding.repeats))
+
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    return repro.reproduce(pair, guilty, fetch, verify, wanted.folder, "repro", say)
+
+
+def _plan(wanted: Wanted, pair: Pair, finding: Finding, say: Progress) -> str | None:
+    """Writes a plan that leaves the guilty sites unfused; returns its path. None where they are no sites of fusions."""
+    import json
+
+    from onnxfuse.graph.files import atomic
+
+    keys = dict.fromkeys(key for site in finding.guilty for key in pair.regions[site].keys)
+    if not keys:
+        return None
+    reason = "found by bisect: the outputs disagree with it"
+    sites = [{"fusion": fusion, "output": output, "decision": "kept", "reason": reason} for fusion, output in keys]
+    path = wanted.folder / "plan.json"
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps({"sites": sites}, indent=1) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def _report(
+    wanted: Wanted, fused: Path, pair: Pair, finding: Finding, made: Reproduction | None, engines: Engines | None
+) -> dict[str, Any]:
+    """Plain values: verdict (of `search.Finding`), the figures, the causes with their sites, and the reproduction."""
+    from onnxfuse import __version__
+
+    name = fused.name if wanted.other is not None else f"{wanted.model.name}, optimized"
+
+    def site(name: str) -> dict[str, Any]:
+        return {**dataclasses.asdict(pair.regions[name]), "words": str(pair.regions[name])}
+
+    causes = [{**dataclasses.asdict(cause), "sites": [site(name) for name in cause.sites]} for cause in finding.causes]
+    facts = {key: value for key, value in dataclasses.asdict(finding).items() if key != "causes"}
+    reproduction = None
+    if made is not None:
+        reproduction = {**dataclasses.asdict(made), "original": str(made.original), "fused": str(made.fused), "data": str(made.data)}
+    return {
+        "kind": "bisect",
+        "onnxfuse": __version__,
+        "model": str(wanted.model),
+        "other": name,
+        "backend": "tensorrt" if engines is not None else "onnxruntime",
+        "policy": None if wanted.other is not None else wanted.policy,
+        "sites": len(pair.sites),
+        **facts,
+        "causes": causes,
+        "reproduction": reproduction,
+        "crashes": list(engines.faults) if engines is not None else [],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- precision
+
+
+def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
+    """The nodes that must stay in float32, as a report."""
+    from onnxfuse import __version__, pipeline
+    from onnxfuse.graph.precision import Precision
+    from onnxfuse.verify import check
+    from onnxfuse.verify.bisect.oracles import against
+    from onnxfuse.verify.bisect.precision import Conversions, fewest
+    from onnxfuse.verify.reference import Runtime
+
+    half: Precision = "fp16" if wanted.precision == "fp16" else "bf16"
+    with _scratch() as scratch, Runtime() as runtime:
+        fused = _optimized(wanted, scratch, say)
+        given = _given(wanted, fused, runtime, 2, say)
+        say("measuring ranges")
+        ranges = runtime.ranges(wanted.model, given.feeds) if half == "fp16" else None
+        conversions = Conversions(fused, half, ranges, scratch)
+        nodes = conversions.nodes()
+        judge = against(given.outputs, check.tolerance(half, wanted.rtol, wanted.atol), same_dtype=True)
+        oracle = conversions.oracle(nodes, lambda path: runtime.run(path, given.feeds, evaluator=given.evaluator), judge)
+        remedy = fewest(nodes, oracle, limit=wanted.tries, say=say)
+        keep = remedy.options(nodes)
+        checked = None
+        if remedy.verdict == "found":
+            say("checking what was found")
+            converted = scratch / f"{wanted.model.stem}.{half}.onnx"
+            settings: dict[str, Any] = {"policy": wanted.policy, "plan": wanted.plan, "precision": half, "keep_fp32": keep}
+            checked = pipeline.optimize(wanted.model, converted, feeds=given.feeds, progress=say, **settings).check
+    report = {
+        "kind": "bisect",
+        "onnxfuse": __version__,
+        "model": str(wanted.model),
+        "precision": half,
+        "policy": wanted.policy,
+        "evaluator": "float32, rounded to bfloat16 after each operator" if conversions.rounded else given.evaluator,
+        **dataclasses.asdict(remedy),
+        "types": {name: nodes[name] for name in remedy.keep},
+        "total": len(nodes),
+        "options": _pasted(wanted, half, keep),
+        "checked": None if checked is None else checked.to_dict(),
+    }
+    if remedy.verdict == "found":
+        _write(report, wanted.folder)
+    return report
+
+
+def _pasted(wanted: Wanted, half: str, keep: tuple[str, ...]) -> list[str]:
+    """The options of `optimize`, one word a value."""
+    plan = ["--plan", str(wanted.plan)] if wanted.plan else []
+    return ["--policy", wanted.policy, *plan, "--precision", half, *(word for name in keep for word in ("--keep-fp32", name))]
+
+
+def _write(report: Mapping[str, Any], folder: Path) -> None:
+    import json
+    import math
+
+    from onnxfuse.graph.files import atomic
+
+    def plain(value: Any) -> Any:
+        """JSON knows neither NaN nor infinity."""
+        if isinstance(value, Mapping):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value if not isinstance(value, float) or math.isfinite(value) else None if math.isnan(value) else str(value)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(folder / "bisect.json") as temporary:
+        temporary.write_text(json.dumps(plain(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

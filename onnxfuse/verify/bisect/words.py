@@ -1,0 +1,147 @@
+"""What `onnxfuse bisect` tells the user, from its report."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxfuse.report.summary import visible
+
+_KINDS = {
+    "site": "wrong by itself",
+    "together": "harmless alone, wrong together",
+    "sum": "each within the limits but far above the others' rounding, and over the limits together",
+    "rounding": "rounding adds up",
+}
+_SHOWN = 8  # of the sites that rounding adds up over
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """Prints what was found."""
+    for line in precision_lines(report) if "precision" in report else site_lines(report):
+        print(line)
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """The verdict in one line, for a report that does not agree."""
+    if "precision" in report:
+        return _precision_headline(report)
+    name, verdict = visible(report["other"]), report["verdict"]
+    if verdict == "elsewhere":
+        return f"{name}: disagrees with every site off, too ({times(report['baseline'])}): no fused site is at fault; {_elsewhere(report)}"
+    if verdict == "rounding":
+        return f"{name}: no single site is wrong, rounding adds up to {times(report['figure'])}; look at the precision"
+    guilty = [site["words"] for cause in report["causes"] if cause["kind"] != "rounding" for site in cause["sites"]]
+    more = f" and {len(guilty) - 2} more" if len(guilty) > 2 else ""
+    return f"{name}: disagrees because of {visible(', '.join(guilty[:2]))}{more}"
+
+
+def times(figure: float) -> str:
+    """A figure as a share of its limit."""
+    if math.isnan(figure):
+        return "not known"
+    if math.isinf(figure):
+        return "beyond any limit"
+    return f"{figure:.3g} times the limit" if figure > 1 else f"{figure:.2g} of the limit"
+
+
+def site_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """All that is told of sites."""
+    count, tries = report["sites"], f"{report['tries']} tries in {'TensorRT' if report['backend'] == 'tensorrt' else 'onnxruntime'}"
+    name = visible(report["other"])
+    if report["verdict"] == "agree":
+        often = f" in {report['runs']} runs" if report["runs"] > 1 else ""
+        yield f"{name}: agrees with every one of its {count} sites on{often} ({times(report['figure'])})"
+        return
+    yield f"{name}: {count} sites, {tries}; {times(report['figure'])} with all on, {times(report['baseline'])} with all off"
+    if report["flips"] < report["runs"]:
+        yield f"intermittent: {report['flips']} of {report['runs']} runs disagree; a set of sites is asked up to {report['repeats']} times"
+    for cause in report["causes"]:
+        yield from _cause_lines(cause)
+    if report["verdict"] == "found":
+        yield f"with these off: {times(report['rest'])}"
+    if not report["complete"]:
+        yield "the limit on runs was reached: the set may be larger than it need be; allow more with --tries"
+    if report["faults"]:
+        yield f"{len(report['faults'])} sets could not be run, as: {visible(report['faults'][0])}"
+    for crash in report["crashes"][:1]:
+        yield f"{len(report['crashes'])} engines were built and failed, as: {visible(crash)}"
+    yield from _remedies(report)
+
+
+def _cause_lines(cause: Mapping[str, Any]) -> Iterator[str]:
+    sites, alone = cause["sites"], cause["alone"]
+    typical = f"; other sites: {times(cause['typical'])}" if cause["typical"] > 0 else ""
+    often = f", in {cause['flips']} of {cause['runs']} runs" if cause["flips"] < cause["runs"] else ""
+    yield f"- {_KINDS[cause['kind']]}: {times(cause['figure'])}{often}{typical}"
+    shown = sites
+    if cause["kind"] == "rounding":
+        shown = sorted(sites, key=lambda site: -alone[site["name"]])[:_SHOWN]
+        if len(shown) < len(sites):
+            yield f"    the largest of {len(sites)} sites that it takes:"
+    for site in shown:
+        yield f"    {visible(site['words'])}: {times(alone[site['name']])} alone"
+        if site["replaced"] and cause["kind"] != "rounding":
+            yield f"      stands for {visible(', '.join(site['replaced']))}"
+
+
+def _remedies(report: Mapping[str, Any]) -> Iterator[str]:
+    made = report["reproduction"]
+    if made is not None:
+        behind = f", with {made['steps']} steps of what reads it" if made["steps"] else ""
+        yield f"reproduced by {made['nodes'][0]} nodes, {made['nodes'][1]} in the fused form{behind} ({times(made['figure'])}):"
+        yield f"  {reproduction_command(report)}"
+    elif report["verdict"] == "found":
+        yield "not reproduced: not even the whole model disagreed again"
+    if report.get("plan"):
+        policy = ["--policy", report["policy"]] if report["policy"] else []
+        yield "leave it unfused:"
+        yield f"  {shlex.join(['onnxfuse', 'optimize', report['model'], *policy, '--plan', report['plan']])}"
+
+
+def reproduction_command(report: Mapping[str, Any]) -> str:
+    """One line that shows the disagreement again."""
+    made = report["reproduction"]
+    if report["backend"] == "onnxruntime":
+        return shlex.join(["onnxfuse", "compare", made["original"], made["fused"], "--data", made["data"]])
+    engine = str(Path(made["fused"]).with_suffix(".engine"))
+    build = shlex.join(["onnxfuse", "build-engine", made["fused"], "-o", engine])
+    return f"{build} && {shlex.join(['onnxfuse', 'compare', made['original'], engine, '--data', made['data']])}"
+
+
+def _elsewhere(report: Mapping[str, Any]) -> str:
+    if report["backend"] == "tensorrt":
+        return "look at the precision (--precision), or compare without plugins"
+    return "does the model give the same outputs twice?"
+
+
+# ---------------------------------------------------------------------------------------------------------- precision
+
+
+def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """All that is told of a precision."""
+    name, half = visible(report["model"]), report["precision"]
+    if report["verdict"] == "agree":
+        yield f"{name}: agrees in {half} with all {report['nodes']} nodes converted ({times(report['figure'])})"
+        return
+    yield f"{name} in {half}: {times(report['figure'])}; {report['tries']} tries over {report['nodes']} nodes, in {report['evaluator']}"
+    if report["verdict"] != "found":
+        return
+    yield f"in float32 must stay {len(report['keep'])} nodes, which leaves {times(report['remaining'])}:"
+    for node in report["keep"]:
+        yield f"    {visible(node)} ({report['types'][node]}): {times(report['alone'][node])} alone"
+    if not report["complete"]:
+        yield "the limit on runs was reached: fewer may do; allow more with --tries"
+    checked = report["checked"]
+    yield f"checked with {checked['reference']}: {'agrees' if checked['agrees'] else 'disagrees'}"
+    yield f"  {shlex.join(['onnxfuse', 'optimize', report['model'], *report['options']])}"
+
+
+def _precision_headline(report: Mapping[str, Any]) -> str:
+    name, half = visible(report["model"]), report["precision"]
+    if report["verdict"] == "elsewhere":
+        return f"{name}: disagrees in {half} with every node in float32, too; compare what `optimize` makes of it without --precision first"
+    return f"{name}: disagrees in {half}, unless {len(report['keep'])} of {report['nodes']} nodes stay in float32"
