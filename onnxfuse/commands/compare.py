@@ -76,7 +76,7 @@ def compare(
     terminal.show(found)
     inside.show(found)
     if report:
-        _write(found, report)
+        _write(_complete(found, wanted), report)
     if not found["agrees"]:
         raise Disagreement(_disagreement(found))
 
@@ -388,6 +388,14 @@ def _require_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+
+
+def _complete(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """With the graphs of the reference and of the first other that is a model, and what follows from them."""
+    from onnxfuse.report.complete import complete
+
+    models = [path for path in wanted.others if path.suffix != ".engine"]
+    return complete(found, wanted.model if wanted.others else None, models[0] if models else wanted.model if not wanted.others else None)
 
 
 def _write(found: Mapping[str, Any], folder: Path) -> None:

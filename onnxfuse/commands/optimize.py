@@ -109,6 +109,8 @@ def optimize(
     if measured:
         facts |= {**measured.to_dict(), "notes": [*measured.notes, *facts["notes"]]}
         measured.tidy()
+    if report:
+        facts = _complete(facts, model, target, gpu=measured is not None)
     for path in report:
         _write_report(facts, path)
     terminal.show(facts)
@@ -165,6 +167,13 @@ def _refuse_outputs(model: Path, target: Path, reports: list[Path]) -> None:
         if real in taken:
             raise BadInput(f"{option} {path}: is {taken[real]}; name another file")
         taken[real] = f"what {option} writes already"
+
+
+def _complete(facts: dict[str, Any], model: Path, target: Path, gpu: bool) -> dict[str, Any]:
+    """With the machine, both graphs, and what follows from them."""
+    from onnxfuse.report import complete, machine
+
+    return complete.complete({**facts, "machine": machine.describe(gpu=gpu)}, model, target)
 
 
 def _write_report(facts: dict[str, Any], path: Path) -> None:

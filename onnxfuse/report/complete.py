@@ -11,12 +11,10 @@ from onnxfuse.report import axes, graph, kernels, read, roofline
 def complete(report: Any, before: Path | None = None, after: Path | None = None) -> read.Report:
     """The report in today's form, with the derived parts. before, after: the models whose graphs are shown; files of any size."""
     found = dict(read.current(report))
-    if before is not None and after is not None:
-        if "sites" not in found and (said := graph.fused_sites(after)):
-            found["sites"] = said
-        found["graph"] = graph.before_after(before, after, found.get("sites") or ())
-    elif before is not None:
-        found["graph"] = {"before": graph.extract(before)}
+    if after is not None and "sites" not in found and (said := graph.fused_sites(after)):
+        found["sites"] = said
+    if before is not None or after is not None:
+        found["graph"] = graph.sides(before, after, found.get("sites") or ())
     return derived(found)
 
 

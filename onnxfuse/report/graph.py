@@ -28,16 +28,23 @@ Sites = Sequence[Mapping[str, Any]]
 Side = dict[str, Any]
 
 
-def before_after(before: Path, after: Path, sites: Sites = ()) -> dict[str, Side]:
-    """Both graphs, with the place of each node's site. Neither model's weights are read. BadInput where a file is no ONNX model."""
+def sides(before: Path | None, after: Path | None, sites: Sites = ()) -> dict[str, Side]:
+    """The graphs "before" and "after" of the models that are given, with the place of each node's site. No weights are read.
+
+    BadInput where a file is no ONNX model.
+    """
     from onnxfuse.verify.skim import skeleton
 
-    old, new = _Reader(skeleton(before)), _Reader(skeleton(after))
-    for types, others in ((old.types, new.types), (new.types, old.types)):
-        for name, text in others.items():
-            types.setdefault(name, text)  # a tensor that both have is the same
-    taken = _sites_before(sites, old)
-    return {"before": _side(old, taken, sites), "after": _side(new, _sites_after(sites, new), sites, _scopes(old, taken))}
+    old, new = (None if path is None else _Reader(skeleton(path)) for path in (before, after))
+    if old is not None and new is not None:
+        for types, others in ((old.types, new.types), (new.types, old.types)):
+            for name, text in others.items():
+                types.setdefault(name, text)  # a tensor that both have is the same
+    taken = {} if old is None else _sites_before(sites, old)
+    found = {} if old is None else {"before": _side(old, taken, sites)}
+    if new is not None:
+        found["after"] = _side(new, _sites_after(sites, new), sites, None if old is None else _scopes(old, taken))
+    return found
 
 
 def fused_sites(path: Path) -> list[dict[str, Any]]:
