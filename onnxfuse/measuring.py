@@ -90,6 +90,7 @@ class Measurement:
     """What was measured. folder: where the results are. resumed: how many are from an earlier run. verdicts: as they were stored."""
 
     found: Found
+    left: Plan
     machine: Machine
     settings: Settings
     folder: Path
@@ -102,7 +103,7 @@ class Measurement:
     @property
     def plan(self) -> Plan:
         """For every site that may cost something: whether to fuse it, and what was measured."""
-        return self.found.decisions
+        return {**self.left, **self.found.decisions}
 
     def to_dict(self) -> dict[str, Any]:
         """The parts "measurement", "plan", "timings" and "layers" of a report."""
@@ -210,35 +211,32 @@ def measure(
         again = replace(first, automatic_engine=str(folder / "automatic-again.engine"), fused_engine=str(folder / "final.engine"))
         worker = _Worker(folder, context, budget, progress)
         try:
-            notes: list[str] = []
-            if free:
-                first, again = _folding(worker, first, again, [site.key for site in free], notes)
+            left = _costly_folding(worker, first, [site.key for site in free]) if free else {}
+            base = replace(base, sites=tuple((fusion, output, fused) for (fusion, output), (fused, _) in left.items()))
+            first, again = (replace(candidate, automatic=base, fused=base) for candidate in (first, again))
             found = search(grouped(places), first, again, worker, budget, _promise(machine, precision), worker.announce)
         except KeyboardInterrupt:
             kept = f"{worker.done} measurement{'' if worker.done == 1 else 's'} kept in {folder}"
             raise Interrupted(f"interrupted; {kept}: give the same command again to go on from there") from None
     measured = tuple(_verdicts(found, model, machine, precision))
-    notes += store.add(measured)
+    notes = list(store.add(measured))
     if worker.resumed:
         notes.append(f"{worker.resumed} of {worker.done} measurements are from an earlier run, kept in {folder}")
     shapes = {name: array.shape for name, array in feeds.items()}
     minutes = budget.spent()
-    return Measurement(found, machine, settings, folder, minutes, worker.resumed, shapes, tuple(notes), measured)
+    return Measurement(found, left, machine, settings, folder, minutes, worker.resumed, shapes, tuple(notes), measured)
 
 
-def _folding(
-    worker: _Worker, first: Candidate, again: Candidate, free: Sequence[tuple[str, str]], notes: list[str]
-) -> tuple[Candidate, Candidate]:
-    """Folding that costs nothing is in both engines, unless it costs something after all: TensorRT folds by itself, too."""
+def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str, str]]) -> Plan:
+    """Folding that costs nothing is in both engines, unless it does cost something: TensorRT folds by itself, too. The sites to leave."""
     untouched = replace(first.automatic, sites=tuple((fusion, output, False) for fusion, output in free))
-    worker.announce("what costs nothing")
+    worker.announce("folding that costs nothing")
     before = str(Path(first.work) / "untouched.engine")
     result = worker(replace(first, automatic=untouched, automatic_engine=before, fused_engine=first.automatic_engine))
     trial = Trial("folding", (), frozenset(free), result, BUILD_DIFFERENCE)
     if trial.outcome in ("won", "draw", "same"):
-        return first, again
-    notes.append(f"folding that should cost nothing is left to TensorRT: {trial.said}")
-    return replace(first, automatic=untouched, fused=untouched), replace(again, automatic=untouched, fused=untouched)
+        return {}
+    return dict.fromkeys(free, (False, f"folding that should cost nothing, but: {trial.said}; left to TensorRT"))
 
 
 def _refuse_types(feeds: Feeds) -> None:
