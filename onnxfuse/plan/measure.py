@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from onnxfuse.bench.stats import BUILD_DIFFERENCE
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.plan.sites import Site
-from onnxfuse.plan.verdicts import BUILD_DIFFERENCE, shape_class
+from onnxfuse.plan.verdicts import shape_class
 
 if TYPE_CHECKING:
     from onnxfuse.bench.candidate import Candidate

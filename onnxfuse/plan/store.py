@@ -106,7 +106,7 @@ def _change(change: Callable[[Sequence[Verdict]], Sequence[Verdict]]) -> tuple[t
     old: tuple[Verdict, ...] = ()
     problems: tuple[str, ...] = ()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with files.locked(path.with_suffix(".lock")):
             old, problems = _read(path)
             if problems:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onnxfuse.bench.stats import Interval
+from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.plan.sites import Site
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 # A measurement of another GPU, TensorRT version, element type or shape class is an estimate, and must have won by this much to be followed.
 ESTIMATE_MARGIN = 1.05
-# What two builds of one model may differ by: resnet50 built twice on an H200 gave 0.998. What wins must win by more.
-BUILD_DIFFERENCE = 0.005
 # Rows of a tensor are classed by the next power of two: times change little within one class.
 UNKNOWN_ROWS = 0
 
