@@ -17,7 +17,7 @@ import stat
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from onnxfuse import extensions
 from onnxfuse.errors import BadInput, MissingHere
-from onnxfuse.graph.files import atomic
+from onnxfuse.graph.files import atomic, locked
 
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
@@ -156,7 +156,7 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
     if library := _load(place):
         return library
     try:
-        with _locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock")):
             if library := _load(place):
                 return library
             with _new_folder(place) as work:
@@ -323,12 +323,47 @@ def _link_command(cxx: Path) -> list[str]:
 # --- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | None) -> None:
-    """Compile and link into `work`: the library, and library.json with its hash and kernels.
+def _compile(sm: int, toolchain: _Toolchain, place: Path, progress: Progress | None) -> None:
+    """Compile and link into `place`: the library, and library.json with its hash and kernels.
 
-    The compilers work in `work`, on a copy of the sources there: so no command line holds the name of a folder that somebody chose.
+    The compilers work on a copy of the sources, under names and in a folder that mean nothing to a shell: nvcc puts file names and the
+    current folder into command lines that a shell reads.
     """
-    units = _copy_sources(work / "source")
+    library = place / LIBRARY
+    with _workshop(place) as work:
+        kernels = _compile_units(toolchain, _copy_sources(work / "source"), work, progress)
+        if work != place:
+            shutil.move(work / LIBRARY, library)
+    note = {
+        "schema": 1,
+        "sm": sm,
+        "sha256": _hash_file(library),
+        "ops": [op.name for op in ops()],
+        "compiler": f"nvcc {toolchain.release}",
+        "kernels": [asdict(use) for use in sorted(kernels, key=lambda use: use.name)],
+    }
+    (place / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _workshop(place: Path) -> Iterator[Path]:
+    """`place` itself; where its path is not plain, a folder among the system's temporary ones. Sources and objects are removed."""
+    if _PLAIN.fullmatch(str(place)):
+        yield place
+        shutil.rmtree(place / "source")
+        return
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if _PLAIN.fullmatch(folder) and os.access(folder, os.W_OK):
+            with tempfile.TemporaryDirectory(prefix="onnxfuse-", dir=folder) as work:
+                yield Path(work)
+            return
+    raise MissingHere(
+        f"{place}: nvcc hands its command lines to a shell, and this path has a special character; set ONNXFUSE_CACHE to another"
+    )
+
+
+def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, progress: Progress | None) -> list[KernelUse]:
+    """Compiles every unit and links the library, all in `work`; what ptxas says of the kernels."""
     objects = [f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
     with ThreadPoolExecutor(2) as pool:
@@ -351,17 +386,7 @@ def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | No
     _run([*toolchain.link[:3], *objects, str(toolchain.cudart), *toolchain.link[3:]], f"0/{LIBRARY}", work)
     for path in objects:
         (work / path).unlink()
-    shutil.rmtree(work / "source")
-    library = work / LIBRARY
-    note = {
-        "schema": 1,
-        "sm": sm,
-        "sha256": _hash_file(library),
-        "ops": [op.name for op in ops()],
-        "compiler": f"nvcc {toolchain.release}",
-        "kernels": [asdict(use) for use in sorted(kernels, key=lambda use: use.name)],
-    }
-    (work / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    return kernels
 
 
 def _copy_sources(place: Path) -> list[str]:
@@ -510,16 +535,6 @@ def _private(name: str) -> Path:
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
         raise BadInput(f"{folder}: others can write there; set ONNXFUSE_CACHE to a folder of your own")
     return folder
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file lock; waits while another process has it. A lock ends with its process."""
-    import fcntl
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

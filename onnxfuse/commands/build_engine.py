@@ -55,7 +55,7 @@ def build_engine(
     _refuse_mixtures(kit, {"-o": output, "--timing-cache": timing_cache}, {"--original": original, "--data": data})
     hardware = building.compatibility(compatible)
     if kit is not None:
-        _make_kit(kit, model, gpu=gpu, shapes=shapes, original=original, data=data, compatible=hardware, use_plugins=not no_plugins)
+        _make_kit(kit, model, gpu, shapes=shapes, original=original, data=data, compatible=hardware, use_plugins=not no_plugins)
         return
     out = output if output is not None else model.with_suffix(".engine")
     with _progress() as progress:
@@ -82,12 +82,15 @@ def _refuse_mixtures(kit: Path | None, engine_options: Mapping[str, object], kit
             raise BadInput(f"{option}: {reason}; {remedy}")
 
 
-def _make_kit(folder: Path, model: Path, *, gpu: str, **options: Any) -> None:
+def _make_kit(folder: Path, model: Path, name: str, **settings: Any) -> None:
+    from onnxfuse.commands import options
     from onnxfuse.commands.progress import status
     from onnxfuse.kit.make import make
 
+    gpu = options.gpu(name)
+    assert gpu is not None
     with status() as progress:
-        made = make(model, folder, gpu=gpu, progress=progress, **options)
+        made = make(model, folder, gpu=gpu, progress=progress, **settings)
     plugins = f"plugins {', '.join(made.plugins)} for sm_{made.gpu.sm}" if made.plugins else "no plugins"
     typer.echo(f"{folder}: kit for {made.gpu.name}, {made.size / 1e6:.1f} MB: {plugins}; {made.cases} inputs with their outputs")
     typer.echo(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxfuse import __version__, gpus, plugins
+from onnxfuse import __version__, plugins
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare
 from onnxfuse.engine.shapes import Profile, inputs_of, parse
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 SCRIPT = "kit.py"
 WEIGHTS = "weights.bin"
 REFERENCE = "reference.npz"
-COMPATIBLE_FROM = 80
-"""Compute capability from which TensorRT's hardware-compatible engines run ("ampere+")."""
 _EXTERNAL_FROM = 1024  # bytes; smaller tensors stay in the model, where the parser folds them
 _PAGE = 4096
 
@@ -61,12 +59,12 @@ def make(
     model: Path,
     folder: Path,
     *,
-    gpu: str,
+    gpu: Gpu,
     shapes: Sequence[str] = (),
     original: Path | None = None,
     data: Path | None = None,
     seed: int = 0,
-    compatible: bool = False,
+    compatible: str | None = None,
     use_plugins: bool = True,
     progress: Progress = lambda line: None,
 ) -> Kit:
@@ -74,13 +72,12 @@ def make(
 
     `shapes` are values of --shapes. The right outputs are those of `original` in onnxruntime (a model of the same inputs, such as the one
     in float32 before it was optimized), or of `model` itself. The inputs are `data`, or made up from `seed` at the shapes to optimize for,
-    the smallest and the largest. With `compatible` the engines run on every GPU from compute capability 8.0 on.
+    the smallest and the largest. With `compatible` "ampere+" the engines run on every GPU from compute capability 8.0 on.
 
     Raises BadInput (model, shapes, GPU, folder), MissingHere (no compiler, or one for another kind of processor).
     """
-    known = gpus.resolve(gpu)
-    if compatible and known.sm < COMPATIBLE_FROM:
-        raise BadInput(f"--gpu {gpu}: hardware-compatible engines need compute capability 8.0 or newer; leave --compatible off")
+    if compatible is not None and gpu.sm < manifests.AMPERE:
+        raise BadInput(f"--gpu {gpu.name}: hardware-compatible engines need compute capability 8.0 or newer; leave --compatible off")
     profiles = parse(shapes, inputs_of(model))
     wanted = prepare.plugin_ops_in(model, frozenset(op.name for op in plugins.ops())) if use_plugins else frozenset()
     engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
@@ -90,9 +87,10 @@ def make(
         _write_models(protos, model.parent, work)
         library = None
         if wanted:
-            check_processor(known)
-            progress(f"compiling the plugin library for sm_{known.sm}")
-            library = plugins.build(known.sm, and_newer=compatible)
+            check_processor(gpu)
+            sm = manifests.AMPERE if compatible else gpu.sm
+            progress(f"compiling the plugin library for sm_{sm}{' and newer' if compatible else ''}")
+            library = plugins.build(sm, and_newer=compatible is not None)
             shutil.copyfile(library.path, work / plugins.LIBRARY)
         progress("computing the right outputs")
         given = _reference(original or model, model, profiles, data, seed)
@@ -105,10 +103,10 @@ def make(
             "onnxfuse": __version__,
             "model": model.name,
             "model_sha256": manifests.model_digest(model),
-            "gpu": known.name,
-            "sm": known.sm,
-            "architectures": [known.sm],
-            "compatible": "ampere+" if compatible else None,
+            "gpu": gpu.name,
+            "sm": gpu.sm,
+            "architectures": [gpu.sm],
+            "compatible": compatible,
             "shapes": {name: [list(p.min), list(p.opt), list(p.max)] for name, p in profiles.items()},
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
@@ -118,7 +116,7 @@ def make(
         text = (json.dumps(about, indent=1) + "\n").encode()
         (work / target.KIT).write_bytes(text)
         size = sum(path.stat().st_size for path in work.iterdir())
-    return Kit(folder, known, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds))
+    return Kit(folder, gpu, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds))
 
 
 def check_processor(gpu: Gpu) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxfuse import gpus
 from onnxfuse.errors import MissingHere
 from onnxfuse.kit import make
 from tests.engine import models
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(model: Path, tmp_path_factory: pytest.TempPathFactory, require_external: Callable[[str], None]) -> make.Kit:
     """A kit for an H200, made once; tests that change it take a copy."""
     try:
-        return make.make(model, tmp_path_factory.mktemp("made") / "kit", gpu="h200", shapes=SHAPES)
+        return make.make(model, tmp_path_factory.mktemp("made") / "kit", gpu=gpus.resolve("h200"), shapes=SHAPES)
     except MissingHere as reason:
         require_external(str(reason))
         raise

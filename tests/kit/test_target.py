@@ -226,7 +226,8 @@ def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
     moved[3, 4], moved[0, 0], moved[7, 8] = 0.0, np.nan, np.inf
     return [
         (a, a), (a + 1e-6, a), (a + 1e-2 * rng.standard_normal(a.shape).astype(np.float32), a), (1.05 * a, a), (-a, a), (0 * a, a),
-        (a, 0 * a), (0 * a, 0 * a), (holes, holes), (moved, holes), (a.astype(np.float16), a), (a[:2, :2] + 1e-3, a[:2, :2]), (a.ravel()[0], a.ravel()[0]),
+        (a, 0 * a), (0 * a, 0 * a), (holes, holes), (moved, holes), (a.astype(np.float16), a), (a[:2, :2] + 1e-3, a[:2, :2]),
+        (a.ravel()[0], a.ravel()[0]),
         (1000 * a + 1, 1000 * a), (np.arange(9), np.arange(9)), (np.arange(9) + 1, np.arange(9)), (a > 0, a > 0.1), (a[:3], a[:4]),
         (np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32)), (np.arange(3), np.arange(3, dtype=np.int32)),
     ]  # fmt: skip

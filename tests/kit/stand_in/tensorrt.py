@@ -194,6 +194,8 @@ def runnable(model):
         model.functions.extend(onnx.ModelProto.FromString(file.read()).functions)
     for node in model.graph.node:
         if node.domain == "onnxfuse":
+            declared = next(function for function in model.functions if function.name == node.op_type)
+            node.output.extend([""] * (len(declared.output) - len(node.output)))
             kept = [a for a in node.attribute if a.name in ("epsilon", "approximate", "dtype")]
             del node.attribute[:]
             node.attribute.extend(kept)
