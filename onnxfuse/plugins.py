@@ -173,7 +173,9 @@ def compiled() -> tuple[Library, ...]:
     """The libraries that the cache has of the present sources, one for each architecture, the oldest first. Nothing is compiled."""
     key = _hash_sources(_roots())[:16]
     found = {
-        library.sm: library for note in sorted(_private("plugins").glob(f"sm_*-{key}-*/library.json")) if (library := _load(note.parent))
+        library.sm: library
+        for note in sorted(_private("plugins").glob(f"sm_*[0-9]-{key}-*/library.json"))
+        if (library := _load(note.parent))
     }
     return tuple(found[sm] for sm in sorted(found))
 
@@ -437,25 +439,25 @@ def parse_ptxas(said: str) -> list[KernelUse]:
     Each kernel has three lines, in this order: its name and architecture, stack and spills, registers and shared memory. A device
     function that was not inlined has the second only, within a kernel's lines or outside: it is listed with 0 registers.
     """
-    functions: dict[str, dict[str, int]] = {}
-    entry = current = ""
-    sm = 0
+    functions: dict[tuple[str, int], dict[str, int]] = {}
+    entry = current = ("", 0)
     for line in said.splitlines():
         if match := _ENTRY.search(line):
-            entry = match["name"]
-            sm = int(match["sm"])
-            functions[entry] = {"sm": sm}
+            entry = match["name"], int(match["sm"])
+            functions[entry] = {}
         elif match := _PROPERTIES.search(line):
-            current = match["name"]
-            functions.setdefault(current, {"sm": sm})
-        elif (match := _STACK.search(line)) and current:
+            current = match["name"], entry[1]
+            functions.setdefault(current, {})
+        elif (match := _STACK.search(line)) and current in functions:
             functions[current].update(stack=int(match["stack"]), spill_stores=int(match["stores"]), spill_loads=int(match["loads"]))
-        elif (match := _USED.search(line)) and entry:
+        elif (match := _USED.search(line)) and entry in functions:
             smem = _SMEM.search(line)
             functions[entry].update(registers=int(match["registers"]), smem=int(smem["smem"]) if smem else 0)
     absent = {"registers": 0, "spill_stores": 0, "spill_loads": 0, "stack": 0, "smem": 0}
-    names = _demangle(list(functions))
-    return [KernelUse(name=name, **{**absent, **use}) for name, use in zip(names, functions.values(), strict=True)]
+    names = _demangle([name for name, _ in functions])
+    return [
+        KernelUse(name=name, sm=sm, **{**absent, **use}) for name, (_, sm), use in zip(names, functions, functions.values(), strict=True)
+    ]
 
 
 def _demangle(names: list[str]) -> list[str]:
