@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40  # of outputs: the JSON and HTML reports hold all
 
+MOST_CHANGES = 10
+MOST_OF_NAME = 48  # of a kernel's
+
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a report: verdict, sites, near misses, outputs, latencies."""
@@ -28,6 +31,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     for name, check in summary.checks(report):
         _outputs(name, check, console)
     _latency(report, console)
+    _layers(report, console)
 
 
 def _text(value: Any, style: str = "") -> Any:
@@ -109,6 +113,27 @@ def _latency(report: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for mark in report["timings"].get("marks") or ():
         console.print(_text(f"  caution: {mark}", "yellow"))
+
+
+def _layers(report: Mapping[str, Any], console: Console) -> None:
+    """What the plugins did to TensorRT's own fusion: the summary, and the kernels whose time changed most."""
+    diff = (report.get("layers") or {}).get("diff")
+    if not diff:
+        return
+    console.print(_text("Layers", "bold"))
+    console.print(_text(f"  {diff['summary']}"))
+    changed = sorted(diff["changed"], key=lambda change: -abs(change["us"]))[:MOST_CHANGES]
+    if not changed:
+        return
+    table = _table("Kernels that changed most", "nodes", "TensorRT alone", "fused", "us", "change", right=("us", "change"))
+    for change in changed:
+        nodes = change["nodes"][0] if change["nodes"] else ""
+        more = f" and {len(change['nodes']) - 1} more" if len(change["nodes"]) > 1 else ""
+        kernels = ["; ".join(dict.fromkeys(name[:MOST_OF_NAME] for name in change[side])) for side in ("automatic", "fused")]
+        times = f"{change['automatic_us']:.1f} to {change['fused_us']:.1f}"
+        style = "red" if change["us"] > 0 else "green"
+        table.add_row(_text(f"{nodes}{more}"), *map(_text, kernels), times, _text(f"{change['us']:+.1f}", style))
+    console.print(table)
 
 
 def _more(count: int, console: Console) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from onnxfuse.bench import layers
 from onnxfuse.bench.layers import Change, Cut, LayerTime
@@ -15,6 +17,7 @@ from onnxfuse.engine import manifest, trt
 from onnxfuse.engine.manifest import Layer
 from onnxfuse.engine.run import Engine
 from onnxfuse.engine.trt import EngineFault
+from onnxfuse.report import terminal
 
 TABLES = json.loads((Path(__file__).parent / "data" / "paraphrase-minilm-layers.json").read_text())
 
@@ -179,6 +182,18 @@ def test_the_form_of_reports() -> None:
     assert found["diff"]["changed"][0]["us"] == 1.5
     sites = [{"node": "skip_layernorm", "nodes": ["add", "norm"]}, {"node": None, "nodes": ["x"]}]
     assert layers.sources_of(sites) == {"skip_layernorm": ("add", "norm")}
+
+
+def test_on_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    part = layers.report(AUTOMATIC, FUSED, SOURCES)
+    terminal._layers({"layers": part}, console)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "fc2 gemm_a gemm_c 12.0 to 13.5 +1.5" in lines
+    assert "add and 2 more norm_a SkipLayerNormalization 4.5 to 4.0 -0.5" in lines
+    assert "1 plugin cut 1 region of 6 nodes into 2 pieces." in " ".join(lines)
+    terminal._layers({"layers": {"automatic": [], "fused": []}}, console)
+    terminal._layers({}, console)
 
 
 # Profiling, with a stand-in for TensorRT ----------------------------------------------------------------------------------
