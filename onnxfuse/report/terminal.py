@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 40  # of outputs: the JSON and HTML reports hold all
 
 MOST_CHANGES = 10
+LEAST_CHANGE = 0.05  # us
 MOST_OF_NAME = 48  # of a kernel's
 
 
@@ -122,17 +123,17 @@ def _layers(report: Mapping[str, Any], console: Console) -> None:
         return
     console.print(_text("Layers", "bold"))
     console.print(_text(f"  {diff['summary']}"))
-    changed = sorted(diff["changed"], key=lambda change: -abs(change["us"]))[:MOST_CHANGES]
+    changed = [change for change in sorted(diff["changed"], key=lambda change: -abs(change["us"])) if abs(change["us"]) >= LEAST_CHANGE]
     if not changed:
         return
     table = _table("Kernels that changed most", "nodes", "TensorRT alone", "fused", "us", "change", right=("us", "change"))
-    for change in changed:
-        nodes = change["nodes"][0] if change["nodes"] else ""
-        more = f" and {len(change['nodes']) - 1} more" if len(change["nodes"]) > 1 else ""
+    for change in changed[:MOST_CHANGES]:
+        nodes = change["by"] or change["nodes"]
+        named = f"{nodes[0] if nodes else ''}{f' and {len(nodes) - 1} more' if len(nodes) > 1 else ''}"
         kernels = ["; ".join(dict.fromkeys(name[:MOST_OF_NAME] for name in change[side])) for side in ("automatic", "fused")]
         times = f"{change['automatic_us']:.1f} to {change['fused_us']:.1f}"
         style = "red" if change["us"] > 0 else "green"
-        table.add_row(_text(f"{nodes}{more}"), *map(_text, kernels), times, _text(f"{change['us']:+.1f}", style))
+        table.add_row(_text(named), *map(_text, kernels), times, _text(f"{change['us']:+.1f}", style))
     console.print(table)
 
 

@@ -190,7 +190,7 @@ def test_on_the_terminal() -> None:
     terminal._layers({"layers": part}, console)
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "fc2 gemm_a gemm_c 12.0 to 13.5 +1.5" in lines
-    assert "add and 2 more norm_a SkipLayerNormalization 4.5 to 4.0 -0.5" in lines
+    assert "skip_layernorm norm_a SkipLayerNormalization 4.5 to 4.0 -0.5" in lines
     assert "1 plugin cut 1 region of 6 nodes into 2 pieces." in " ".join(lines)
     terminal._layers({"layers": {"automatic": [], "fused": []}}, console)
     terminal._layers({}, console)
