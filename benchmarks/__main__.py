@@ -139,7 +139,10 @@ def _measured(candidate: Candidate, arguments: argparse.Namespace, clock: Clock,
     row["measured"] = {name: machine[name] for name in ("date", "commit", "driver", "copy_gbps", "matmul_tflops")}
     row["measured"]["seconds"] = round(time.monotonic() - start, 1)
     if "failed" not in row:
-        row["marks"] += [*machine["marks"], *_too_few(row["samples"])]
+        against = [*machine["marks"], *_too_few(row["samples"])]
+        row["marks"] += against
+        if against:  # a marked row makes no verdict
+            row["verdicts"] = []
     return row
 
 

@@ -111,9 +111,10 @@ def test_too_few_samples_are_marked(bench: Bench) -> None:
 
 def test_what_speaks_against_the_machine_marks_its_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_machine", lambda work: {**KNOWN, "marks": ["another process is on the GPU (7)"]})
-    bench.make = lambda candidate: searched(candidate.name) | {"marks": []}
+    bench.make = lambda candidate: searched(candidate.name, marks=[], verdicts=[{"fusion": "bias_gelu"}])
     bench.run("a")
     assert bench.rows["a"]["marks"] == ["another process is on the GPU (7)"]
+    assert bench.rows["a"]["verdicts"] == []
 
 
 def test_extras_can_be_left_out(bench: Bench) -> None:
