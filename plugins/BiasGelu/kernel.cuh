@@ -1,8 +1,8 @@
 // Bias + GELU, element by element. A thread keeps one vector of the bias and goes down kColumnRows rows, so the bias is read once for
 // them and no division finds an element's column.
 //
-// What limits it is the memory. Blocks are short and many: a grid that covers the GPU just once leaves it half empty at its end, which
-// took a sixth of the time at 64 MB on an H200.
+// What limits it is the memory. Blocks are short and many: where a grid is meant to cover the GPU just once and registers let fewer blocks
+// in than that, the last ones run alone, as long as all others.
 //
 // float32 takes the CUDA library's erff and expf. For 16-bit types those would cost more time than the memory does: they take the
 // hardware's approximate exp2 and reciprocal, whose error (2^-22) is far below such a type's rounding (2^-11 or 2^-8). tanh.approx is not
