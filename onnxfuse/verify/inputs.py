@@ -6,6 +6,7 @@ many detectors silent. So `generate` looks at what an input is called, what read
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -166,22 +167,29 @@ def _files(path: Path) -> list[Path]:
 
 def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Feeds:
     feeds = {}
+    with opened(file, wanted[0].name if wanted else "x") as data:
+        for spec in wanted:
+            if spec.name in data.files:
+                feeds[spec.name] = _fitting(data[spec.name], spec, file)
+            elif spec.name in required:
+                has = ", ".join(data.files[:8]) or "nothing"
+                raise BadInput(f"{file}: input {spec.name!r} ({spec}) is missing (the file has {has}); add it with numpy.savez")
+    return feeds
+
+
+@contextlib.contextmanager
+def opened(file: Path, example: str = "x") -> Iterator[Any]:
+    """An .npz file, of plain arrays only. BadInput for what cannot be read, and for Python objects, which are never unpickled."""
     if file.is_file() and not zipfile.is_zipfile(file):  # numpy takes it for pickled data
-        raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)")
+        raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {example}=array)")
     try:
         with np.load(file, allow_pickle=False) as data:
-            for spec in wanted:
-                if spec.name in data.files:
-                    feeds[spec.name] = _fitting(data[spec.name], spec, file)
-                elif spec.name in required:
-                    has = ", ".join(data.files[:8]) or "nothing"
-                    raise BadInput(f"{file}: input {spec.name!r} ({spec}) is missing (the file has {has}); add it with numpy.savez")
+            yield data
     except FileNotFoundError:
         raise BadInput(f"{file}: no such file; give --data an .npz file or a folder of them") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         why = "holds Python objects, which are not read" if "pickle" in str(error) else "cannot be read as .npz"
         raise BadInput(f"{file}: {why}; write it again with numpy.savez and plain arrays") from error
-    return feeds
 
 
 def _fitting(array: np.ndarray, spec: InputSpec, file: Path) -> np.ndarray:
