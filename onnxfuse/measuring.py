@@ -11,8 +11,10 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,8 +40,10 @@ from onnxfuse.verify.reference import Feeds, Runtime
 
 SCHEMA = 1
 BUDGET_MINUTES = 15.0
-CANDIDATE_SECONDS = 1800.0
+CANDIDATE_SECONDS = 1200.0
 """After so long a candidate is given up: a cold build of a large model takes minutes."""
+
+_RESULT = re.compile(r"[0-9a-f]{24}\.json")
 
 Progress = Callable[[str], None]
 
@@ -76,6 +80,8 @@ class Machine:
     @classmethod
     def here(cls, gpu: str) -> Machine:
         """The machine at hand. MissingHere where it cannot measure, or where its GPU is not `gpu` ("auto" is any)."""
+        if gpu != "auto":
+            gpus.resolve(gpu)  # a name that no GPU has is wrong usage, whatever is missing here
         try:
             version = trt.version()
             device = trt.gpu()
@@ -117,7 +123,7 @@ class Measurement:
                 "margin": self.found.automatic.margin,
                 "folder": str(self.folder),
                 "resumed": self.resumed,
-                "final": final.to_dict(),
+                "final": {name: value for name, value in final.to_dict().items() if name != "layers"},
                 "candidates": [trial.to_dict() for trial in self.found.trials],
             },
             "plan": {"policy": "measure", "summary": self.summary, "search": [_step(trial, final) for trial in self.found.trials]},
@@ -137,9 +143,9 @@ class Measurement:
         return f"Nothing is faster than TensorRT alone ({final.result['automatic_ms']['median']:.4f} ms); groups of sites: {count}."
 
     def tidy(self) -> None:
-        """Removes the engines and models, which are large; the results stay."""
+        """Removes engines, models and arrays, which are large; the results stay."""
         for path in self.folder.iterdir():
-            if path.suffix in (".engine", ".onnx", ".npz") or path.name.endswith((".engine.json", ".made-of.json", ".onnx.data")):
+            if not _RESULT.fullmatch(path.name) and path.name != "lock":
                 path.unlink(missing_ok=True)
 
 
@@ -190,7 +196,7 @@ def measure(
             feeds = generated(child, model, dims=dims).feeds[0]
     _refuse_types(feeds)
     context = _context(model, feeds, precision, keep_fp32, machine, settings)
-    root = settings.folder or plugins.cache_dir() / "measurements"
+    root = (settings.folder or plugins.cache_dir() / "measurements").absolute()
     folder = root / f"{_file_name(model.stem)}-{_digest(context)[:16]}"
     with _own(folder):
         np.savez(folder / "inputs.npz", **feeds)  # type: ignore[arg-type]
@@ -375,10 +381,15 @@ def load(path: Path, key: Mapping[str, Any]) -> work.Result | None:
 def _own(folder: Path) -> Iterator[None]:
     """The folder, made if need be, for this process alone; what a killed one left half-done in it is removed."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.stat()
         lock = (folder / "lock").open("a")
     except OSError as error:
         raise BadInput(f"{folder}: {(error.strerror or str(error)).lower()}; give --measurements a folder that can be written") from None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:  # engines hold code, and one kept here is loaded again
+        lock.close()
+        raise BadInput(f"{folder}: others can write there; give --measurements a folder of your own")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,7 +12,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from onnxfuse.bench import candidate
+from onnxfuse.bench import candidate, layers
+from onnxfuse.bench.layers import LayerTime
 from onnxfuse.bench.timing import Timings
 from onnxfuse.bench.watch import Clocks
 from onnxfuse.engine import manifest, trt
@@ -78,8 +79,16 @@ def timings(engines: Mapping[str, Any], feeds: object, samples: int) -> Timings:
     return Timings(taken, dict.fromkeys(taken, 5), dict.fromkeys(taken, True), steady, steady, ())
 
 
-def layers(*about: object) -> tuple[dict[str, Any], list[str]]:
-    return {"automatic": [], "fused": [], "diff": {"summary": "Nothing was cut."}}, []
+PROFILE = layers.report(
+    [LayerTime("norm", "kgen", ("residual", "norm"), 4.0)],
+    [LayerTime("norm", "PluginV3", ("residual", "norm"), 3.0, "SkipLayerNormalization")],
+)
+"""What the layers of two engines would be."""
+SUMMARY = PROFILE["diff"]["summary"]
+
+
+def profiles(*about: object) -> tuple[dict[str, Any], list[str]]:
+    return PROFILE, []
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Builds:
@@ -88,7 +97,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setattr(candidate.build, "build", builds.build)
     monkeypatch.setattr(candidate, "Engine", StandIn)
     monkeypatch.setattr(candidate.timing, "time_placed", timings)
-    monkeypatch.setattr(candidate, "_layers", layers)
+    monkeypatch.setattr(candidate, "_layers", profiles)
     monkeypatch.setattr(trt, "gpu", lambda: GPU)
     monkeypatch.setattr(trt, "version", lambda: "10.6.0")
     return builds

@@ -20,6 +20,8 @@ from onnxfuse import commands, measuring, pipeline
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.measuring import Interrupted, Machine, Measurement, Settings
 from onnxfuse.plan import planfile, store
+from onnxfuse.report import read
+from tests.bench import standin
 from tests.commands.conftest import transformer_tail
 from tests.plan import lab
 from tests.plan.lab import Lab
@@ -167,13 +169,20 @@ def test_one_search_of_a_model_at_a_time(work: Lab, model: Path) -> None:
         measured(model)
 
 
+def test_a_folder_that_others_can_write_is_refused(work: Lab, model: Path) -> None:
+    """An engine holds code, and one that is kept is loaded again."""
+    measured(model).folder.chmod(0o777)
+    with pytest.raises(BadInput, match="others can write there"):
+        measured(model)
+
+
 def test_what_a_killed_search_left_is_removed(work: Lab, model: Path) -> None:
     folder = measured(model).folder
     (folder / "scratch-x").mkdir()
     (folder / "scratch-x" / "fused.engine").write_text("half")
     (folder / ".final.engine.abc.part").write_text("half")
     measured(model).tidy()
-    assert {path.suffix for path in folder.iterdir()} == {".json", ""}  # results, and the lock
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", *[".json"] * 4]  # the lock, and the results
 
 
 def test_verdicts_are_stored(work: Lab, model: Path) -> None:
@@ -220,8 +229,8 @@ def test_the_report_holds_every_candidate(work: Lab, model: Path, tmp_path: Path
         ("final", "skip_layernorm 16x64", "won", True),
     ]
     assert report["timings"]["ratios"]["fused"]["verdict"] == "faster"
-    assert report["layers"]["diff"]["summary"] == "Nothing was cut."
-    assert [one["layers"]["diff"]["summary"] for one in report["measurement"]["candidates"][1:]] == ["Nothing was cut."] * 3
+    assert report["layers"]["diff"]["summary"] == standin.SUMMARY
+    assert [one["layers"]["diff"]["summary"] for one in report["measurement"]["candidates"][1:]] == [standin.SUMMARY] * 3
     assert report["measurement"]["inputs"] == {"x": [2, 16, 64], "r": [2, 16, 64]}
     assert report["measurement"]["final"]["outcome"] == "won"
     # The report is a plan, which gives the same model without measuring.
@@ -348,7 +357,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(model: Path, root: P
     assert second.returncode == 0, second.stderr
     assert "measured: ['skip_layernorm', 'bias_gelu', 'final skip_layernorm']" in second.stdout
     assert "1 of 4 measurements are from an earlier run" in second.stdout
-    report = json.loads((tmp_path / "r.json").read_text())
+    report = read.load(tmp_path / "r.json")  # of the published form
     assert report["measurement"]["resumed"] == 1
     assert {site["fusion"]: site["decision"] for site in report["sites"]}["skip_layernorm"] == "fused"
     assert not list((tmp_path / "cache" / "measurements").glob("*/*.engine"))  # large, and of no more use
