@@ -13,7 +13,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def specs(model: Path | onnx.ModelProto, optional: bool = False) -> list[InputSp
 
     proto = model if isinstance(model, onnx.ModelProto) else skeleton(model)
     defaults = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
-    return [_spec(value) for value in proto.graph.input if optional or value.name not in defaults]
+    return [spec_of(value) for value in proto.graph.input if optional or value.name not in defaults]
 
 
 def symbols(model: Path | onnx.ModelProto) -> list[str]:
@@ -93,7 +93,8 @@ def symbols(model: Path | onnx.ModelProto) -> list[str]:
     return list(found)
 
 
-def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+def spec_of(value: onnx.ValueInfoProto) -> InputSpec:
+    """Name, type and shape of one input or output. BadInput where it is no tensor."""
     import onnx
 
     if value.type.WhichOneof("value") != "tensor_type":
