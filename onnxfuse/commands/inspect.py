@@ -157,13 +157,11 @@ def _model(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _values(inputs: Any, values: Any) -> Iterator[Any]:
+def _values(inputs: Any, values: Any) -> list[Any]:
     """Inputs or outputs that are tensors; what else there is, is not shown."""
-    for value in values:
-        try:
-            yield inputs.spec_of(value)
-        except BadInput:
-            continue
+    return [
+        inputs.spec_of(value) for value in values if value.type.WhichOneof("value") == "tensor_type" and value.type.tensor_type.elem_type
+    ]
 
 
 def _model_lines(found: dict[str, Any]) -> Iterator[str]:
