@@ -36,7 +36,7 @@ def _performance(report: Report) -> dict[str, Any]:
         facts.append(("samples of each", str(timings["samples"])))
     measured = [row for row in report.get("rows") or () if row.get("verdict")]
     verdicts += [str(row["verdict"]) for row in measured]
-    facts += [(f"models that are {word}", str(count)) for word in ("faster", "draw", "slower") if (count := _count(measured, word))]
+    facts += [({"faster": "faster", "draw": "a draw", "slower": "slower"}[word], f"{count} of {len(measured)}") for word in ("faster", "draw", "slower") if (count := _count(measured, word))]
     facts += _layer_facts(report)
     cautions = len(timings.get("marks") or ())
     if cautions:
@@ -77,7 +77,7 @@ def _debugging(report: Report) -> dict[str, Any]:
     question = "What can still be seen inside?"
     facts: list[Fact] = []
     seen = visible(report)
-    answer, good = "The graphs are not in this report.", None
+    answer, good = "See a report of optimize or compare: the graphs are not in this one.", None
     if seen is not None:
         kept, hidden, gone = seen
         facts.append(("tensors that kept their name", f"{kept} of {kept + hidden + gone}"))
@@ -105,6 +105,9 @@ def _debugging(report: Report) -> dict[str, Any]:
 
 
 def _checked(report: Report) -> Fact | None:
+    rows = [row for row in report.get("rows") or () if "agrees" in row]
+    if rows:
+        return "models whose outputs agree", f"{sum(bool(row['agrees']) for row in rows)} of {len(rows)}"
     checks = [report["check"]] if report.get("check") else [other["check"] for other in report.get("others") or ()]
     if not checks:
         return None
@@ -175,7 +178,9 @@ def _generality(report: Report) -> dict[str, Any]:
     for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ()):
         facts.append(("outside of that", outside))
     sites = report.get("sites")
-    answer = "No site was looked for in this report."
+    rows = [row for row in report.get("rows") or () if "failed" not in row]
+    without = sum(not row.get("sites") for row in rows)
+    answer = f"{len({row['name'] for row in rows})} models measured; {without} rows have no site." if rows else "No site was looked for in this report."
     if sites is not None:
         fused = sum(site["decision"] == "fused" for site in sites)
         answer = f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT." if sites else "No fusion has a site in this model."

@@ -390,11 +390,12 @@ def _cut(members: Sequence[int], edges: Sequence[tuple[int, int, int]], groups: 
         passing[number] += passing[number - 1]
     size = max(MOST_DIRECT // 2, -(-len(members) // (MOST_DIRECT * 2 // 3)))
     parent = groups.of.get(members[0])
-    start = 0
+    start = number = 0
     while start < len(members):
         near, far = start + size * 2 // 3, start + size * 4 // 3
         end = len(members) if far >= len(members) else min(range(near, far), key=lambda cut: (passing[cut], abs(cut - start - size)))
-        group = groups.add(f"nodes {start + 1} to {end}", "part", parent)
+        number += 1
+        group = groups.add(f"part {number}", "part", parent)
         groups.of.update(dict.fromkeys(members[start:end], group))
         start = end
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfuse import plugins
+from onnxfuse.engine.prepare import CREATORS
+from onnxfuse.fusions import REGISTRY
+from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.report import counted
+
+_OPSET = 17  # of all functions, the names are the same in every operator set
 
 OUTSIDE = "a site elsewhere is refused with the reason and stays with TensorRT; the fused node's function body runs where there is no plugin"
 
@@ -13,9 +19,6 @@ OUTSIDE = "a site elsewhere is refused with the reason and stays with TensorRT; 
 def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each plugin that stands for a fused site of the report, in the library's order. Nothing is compiled for it: the registers, spills
     and memory are those of the libraries that this machine has compiled from the present sources, if any."""
-    from onnxfuse import plugins
-    from onnxfuse.fusions.base import DOMAIN
-
     used = _used(report, DOMAIN)
     wanted = [op for op in plugins.ops() if op.name in used]
     libraries = plugins.compiled() if wanted else ()
@@ -43,19 +46,26 @@ def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
-    """Plugin -> the fusions whose nodes in the rewritten model it runs. Op types that share a plugin count as that plugin."""
-    from onnxfuse.engine.prepare import CREATORS
-
+    """Plugin -> the fusions whose nodes in the rewritten model it runs; of a benchmark's models, which were measured on its library."""
     nodes = ((report.get("graph") or {}).get("after") or {}).get("nodes", ())
     sites = report.get("sites") or ()
     found: dict[str, set[str]] = {}
     for node in nodes:
         where, _, name = node["op"].rpartition(".")
         if where == domain:
-            plugin = CREATORS[name][0] if name in CREATORS else name
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
-            found.setdefault(plugin, set()).update(fusion)
+            found.setdefault(_plugin(name), set()).update(fusion)
+    fused = {fusion for row in report.get("rows") or () for fusion in row.get("sites") or ()}
+    for fusion in REGISTRY if fused else ():
+        if fusion.name in fused:
+            for function in fusion.functions(_OPSET):
+                found.setdefault(_plugin(function.name), set()).add(fusion.name)
     return found
+
+
+def _plugin(op: str) -> str:
+    """Op types that share a plugin count as that plugin."""
+    return CREATORS[op][0] if op in CREATORS else op
 
 
 def _architectures(names: tuple[str, ...], libraries: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnxfuse.report import axes
@@ -196,7 +196,7 @@ def sections(report: Report) -> list[tuple[str, str]]:
         ("layers", "Layers"): report.get("layers"),
         ("graph", "Graph"): report.get("graph"),
         ("accuracy", "Accuracy"): report.get("tensors"),
-        ("budget", "Error budget"): budget(report)[1],
+        ("budget", "Error budget"): budget(report),
         ("roofline", "Roofline"): report.get("roofline"),
         ("outputs", "Outputs"): checks(report),
         ("plan", "Plan"): "sites" in report,
@@ -243,40 +243,70 @@ def graph_in_words(report: Report) -> str:
     return text + (" Outlined: sites that were left to TensorRT." if fused < len(sites) else "")
 
 
-def tensors_in_words(report: Report) -> str:
-    """Which tensor leaves its tolerance first."""
+def inside(report: Report) -> list[str]:
+    """What was found inside, in sentences: what `compare --layers` says, or else which tensor leaves its tolerance first."""
+    part = report.get("inside")
+    if part:
+        said = [f"{subject['name']}: {'; '.join(subject['sentences'])}." for subject in part["subjects"]]
+        return [*said, *(_sentence(str(note)) for note in part.get("notes") or ())]
     tensors = report.get("tensors") or ()
     bad = [tensor for tensor in tensors if tensor.get("agrees") is False]
     if not bad:
-        return f"All {len(tensors)} tensors that were compared agree." if tensors else ""
+        return [f"All {len(tensors)} tensors that were compared agree."] if tensors else []
     first = bad[0]
     by = f", made by {first['node']}" if first.get("node") else ""
     fusion = f" of fusion {first['fusion']}" if first.get("fusion") else ""
-    return f"{len(bad)} of {len(tensors)} tensors differ; the first is {first['name']}{by}{fusion}."
+    return [f"{len(bad)} of {len(tensors)} tensors differ; the first is {first['name']}{by}{fusion}."]
 
 
-METRICS = {"max_abs": "max abs", "max_rel": "max rel", "ulp": "ULP", "cosine": "1 − cosine"}
+METRICS = {"max_abs": "max abs", "max_rel": "max rel", "relative_rms": "relative norm", "ulp": "ULP", "cosine": "1 − cosine"}
 
 
 def metrics(report: Report) -> list[tuple[str, str]]:
     """Figures that at least one tensor has."""
     tensors = report.get("tensors") or ()
-    return [(key, title) for key, title in METRICS.items() if any(_has(tensor, key) for tensor in tensors)]
+    keys = ways(tensors)
+    return [(key, title) for key, title in METRICS.items() if any(_has(tensor, key, keys) for tensor in tensors)]
 
 
-def _has(tensor: Mapping[str, Any], key: str) -> bool:
-    return any((part or {}).get(key) is not None for part in (tensor, *(tensor.get(way) for way in WAYS)))
+def _has(tensor: Mapping[str, Any], key: str, keys: Sequence[str]) -> bool:
+    return any((part or {}).get(key) is not None for part in (tensor, *(tensor.get(way) for way in keys)))
 
 
-WAYS = {"onnxruntime_float32": "onnxruntime, float32", "automatic": "automatic engine", "fused": "fused engine"}
+def ways(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Keys of the ways of running that tensors or outputs have errors of: onnxruntime first, the fused one last."""
+    found = {key for part in parts for key, error in part.items() if isinstance(error, Mapping) and way_in_words(key)}
+    return sorted(found, key=lambda key: (not key.startswith("onnxruntime"), key == "fused", key))
 
 
-def budget(report: Report) -> tuple[list[str], list[tuple[str, list[Mapping[str, Any] | None]]]]:
-    """The ways of running the model that an error budget names, and for each output the error of each way."""
-    outputs = (report.get("error_budget") or {}).get("outputs") or {}
-    keys = dict.fromkeys(key for errors in outputs.values() for key in errors)
-    ways = sorted(keys, key=lambda key: list(WAYS).index(key) if key in WAYS else len(WAYS))
-    return [WAYS.get(way, way) for way in ways], [(name, [errors.get(way) for way in ways]) for name, errors in outputs.items()]
+def way_in_words(key: str) -> str:
+    """ "onnxruntime_float32" as a reader says it; empty for what is no way of running."""
+    if key.startswith("onnxruntime_"):
+        return f"onnxruntime, {key.removeprefix('onnxruntime_')}"
+    return {"automatic": "automatic", "fused": "fused"}.get(key, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """The error budget: ways of running, and for each output their errors and what that means. figure: which error, as a key and in words."""
+
+    ways: tuple[str, ...]
+    outputs: tuple[tuple[str, tuple[Mapping[str, Any] | None, ...]], ...]
+    verdicts: Mapping[str, Mapping[str, str]]
+    figure: tuple[str, str]
+
+
+def budget(report: Report) -> Budget | None:
+    """None where the report has none."""
+    part = report.get("error_budget") or {}
+    outputs = part.get("outputs") or {}
+    if not outputs:
+        return None
+    keys = ways(outputs.values())
+    normed = all((error or {}).get("relative_rms") is not None for errors in outputs.values() for error in errors.values())
+    figure = ("relative_rms", str(part.get("figure") or "norm(a - t) / norm(t)")) if normed else ("max_abs", "max abs error")
+    rows = tuple((name, tuple(errors.get(key) for key in keys)) for name, errors in outputs.items())
+    return Budget(tuple(map(way_in_words, keys)), rows, part.get("verdicts") or {}, figure)
 
 
 def outputs(check: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -97,28 +97,34 @@ function labelsOf(tree, key) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- layout
+// Layers of a model are alike: what has the same boxes and edges is laid out once.
+const alike = new Map();
 function layoutOf(tree, open, kept, key) {
   if (kept.has(key)) return kept.get(key);
-  const group = tree.items.get(key);
+  const { children } = tree.items.get(key);
+  const boxes = children.map((child) => {
+    const item = tree.items.get(child), box = boxOf(item);
+    if (item.node || !open.has(child)) return box;
+    const inner = layoutOf(tree, open, kept, child);
+    return { w: Math.max(inner.w + 2 * PAD, box.w + 20), h: inner.h + PAD + HEAD + 6 };
+  });
+  const place = new Map(children.map((child, i) => [child, i]));
+  const edges = [...(tree.between.get(key)?.values() ?? [])].map(([a, b]) => [place.get(a), place.get(b)]);
+  const look = `${boxes.map((box) => `${box.w}x${box.h}`)}|${edges.join(" ")}`;
+  if (!alike.has(look)) alike.set(look, placed(boxes, edges));
+  const { at, routes, w, h } = alike.get(look);
+  const result = { places: new Map(children.map((child, i) => [child, at[i]])), routes: new Map(edges.map(([a, b], i) => [`${children[a]}>${children[b]}`, routes[i]])), w, h };
+  kept.set(key, result);
+  return result;
+}
+function placed(boxes, edges) {
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 16, ranksep: 26, ranker: "tight-tree" });
   graph.setDefaultEdgeLabel(() => ({}));
-  for (const child of group.children) {
-    const item = tree.items.get(child);
-    let box = boxOf(item);
-    if (!item.node && open.has(child)) {
-      const inner = layoutOf(tree, open, kept, child);
-      box = { w: Math.max(inner.w + 2 * PAD, box.w + 20), h: inner.h + PAD + HEAD + 6 };
-    }
-    graph.setNode(child, { width: box.w, height: box.h });
-  }
-  for (const [a, b] of tree.between.get(key)?.values() ?? []) graph.setEdge(a, b);
-  if (group.children.length) dagre.layout(graph);
-  const places = new Map(graph.nodes().map((child) => [child, graph.node(child)]));
-  const routes = new Map(graph.edges().map(({ v, w }) => [`${v}>${w}`, graph.edge(v, w).points]));
-  const result = { places, routes, w: graph.graph().width || 0, h: graph.graph().height || 0 };
-  kept.set(key, result);
-  return result;
+  boxes.forEach((box, i) => graph.setNode(String(i), { width: box.w, height: box.h }));
+  for (const [a, b] of edges) graph.setEdge(String(a), String(b));
+  if (boxes.length) dagre.layout(graph);
+  return { at: boxes.map((_, i) => graph.node(String(i))), routes: edges.map(([a, b]) => graph.edge(String(a), String(b)).points), w: graph.graph().width || 0, h: graph.graph().height || 0 };
 }
 
 function elementsOf(tree, open, kept) {
@@ -253,12 +259,16 @@ class Pane {
   }
   firstOpen() {
     const other = panes.before;
-    return other && other !== this ? openLike(this.tree, other.tree, other.open) : firstOpen(this.tree);
+    const like = other && other !== this ? openLike(this.tree, other.tree, other.open) : new Set();
+    return like.size > 1 ? like : firstOpen(this.tree);
   }
   show() {
     this.cy.batch(() => {
       this.cy.elements().remove();
-      this.cy.add(elementsOf(this.tree, this.open, this.kept));
+      performance.mark("layout");
+      const elements = elementsOf(this.tree, this.open, this.kept);
+      performance.measure("layout", "layout");
+      this.cy.add(elements);
     });
     this.mark();
   }
@@ -413,7 +423,7 @@ function tell(pane, key) {
   const row = (name, ...value) => value.flat().filter((v) => v !== null && v !== undefined && v !== "").length ? [el("dt", {}, name), el("dd", {}, ...value)] : [];
   const node = item.node;
   parts.push(el("p", { class: "what" }, el("b", {}, node ? (node.kind ? `Graph ${node.kind}` : opName(node)) : { scope: "Scope", part: "Part", region: "Site", subgraph: "Body" }[item.group.kind]), el("span", { class: "quiet" }, ` ${pane.side}`)));
-  parts.push(el("p", {}, el("code", {}, node ? node.name : item.group.label)));
+  if (node || item.group.kind !== "region") parts.push(el("p", {}, el("code", {}, node ? node.name : item.group.label)));
   if (site) parts.push(decision(site, pane));
   const facts = [];
   if (node) {
@@ -446,7 +456,7 @@ function decision(site, pane) {
     el("p", {}, el("span", { class: `chip ${site.decision}` }, site.decision), " ", el("b", {}, site.fusion), site.variant ? ` (${site.variant})` : ""),
     el("p", {}, site.reason),
     link ? el("p", { class: "quiet" }, site.decision === "fused" ? "became " : "", link) : null,
-    el("details", {}, el("summary", {}, `${nodeWord(names.length)} of it`), el("ul", {}, names.map((name) => el("li", {}, panes.before ? el("button", { type: "button", class: "link", onclick: () => showNode(name, "before") }, name) : el("code", {}, name))))),
+    el("details", {}, el("summary", {}, `made of ${nodeWord(names.length)}`), el("ul", {}, names.map((name) => el("li", {}, panes.before ? el("button", { type: "button", class: "link", onclick: () => showNode(name, "before") }, name) : el("code", {}, name))))),
   );
 }
 function showNode(name, side) {
