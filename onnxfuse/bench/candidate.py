@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def measure(
         more = also(automatic, fused, feeds, got["fused"])
         clock.step("time", "timing")
         engines = {**{name: side.engine for name, side in sides.items()}, **more.engines}
-        timed, notes = _timed(engines, feeds, candidate.samples)
+        timed, notes = _timed(engines, feeds, candidate.samples, same)
         profile, unprofiled = None, list[str]()
         if not same:
             clock.step("layers", "timing layer by layer")
@@ -365,11 +365,15 @@ def judge(fused: Mapping[str, float], automatic: Mapping[str, float]) -> tuple[b
 # Times ------------------------------------------------------------------------------------------------------------------
 
 
-def _timed(engines: Mapping[str, Path], feeds: Mapping[str, Array], samples: int) -> tuple[timing.Timings, list[str]]:
-    """The timings, and a note where a marked one was taken again."""
+def _timed(engines: Mapping[str, Path], feeds: Mapping[str, Array], samples: int, same: bool) -> tuple[timing.Timings, list[str]]:
+    """The timings, and a note where marked ones were taken again. same: both are one engine, which must be a draw."""
     notes: list[str] = []
     for attempt in range(1, ATTEMPTS + 1):
         timed = timing.time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, feeds, samples=samples)
+        ratio = timed.ratio("automatic", "fused")
+        if same and not ratio.covers(1.0):
+            off = f"one engine timed against itself is no draw: {ratio.median:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+            timed = replace(timed, marks=(*timed.marks, off))
         if not timed.marks or attempt == ATTEMPTS:
             break
         notes.append(f"timed again, as the first time was marked: {'; '.join(timed.marks)}")

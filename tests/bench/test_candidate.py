@@ -167,6 +167,26 @@ def test_marked_timings_are_taken_again_once(
     assert result["notes"] == ["timed again, as the first time was marked: SM clock moved"]
 
 
+@pytest.mark.parametrize(("levels", "off"), [([1.0], False), ([1.01, 1.0], False), ([1.01, 0.99], True)])
+def test_one_engine_against_itself_must_be_a_draw(
+    candidate: Candidate, builds: Builds, monkeypatch: pytest.MonkeyPatch, levels: list[float], off: bool
+) -> None:
+    """A timing that finds one engine faster than itself is taken again once, and then marked."""
+    taken = iter(levels)
+
+    def time(engines: Mapping[str, Any], feeds: object, samples: int) -> Timings:
+        of = standin.timings(engines, feeds, samples)
+        level = next(taken)
+        return dataclasses.replace(
+            of, samples={"automatic": of.samples["automatic"], "fused": [t / level for t in of.samples["automatic"]]}
+        )
+
+    monkeypatch.setattr(timing, "time_placed", time)
+    result = work.measure(dataclasses.replace(candidate, fused=candidate.automatic))
+    assert any("timed against itself is no draw" in mark for mark in result["marks"]) is off
+    assert len(result["notes"]) == len(levels) - 1
+
+
 def test_what_a_caller_adds_is_timed_beside(candidate: Candidate, builds: Builds) -> None:
     def also(automatic: work.Side, fused: work.Side, feeds: object, outputs: Mapping[str, np.ndarray]) -> work.Also:
         assert set(outputs) == {"y"}
