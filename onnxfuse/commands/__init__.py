@@ -36,6 +36,7 @@ COMMANDS = (
     Command("inspect", "onnxfuse.commands.inspect:inspect", "Say what an engine, a model or a kit holds, and whether it is intact."),
     Command("explain", "onnxfuse.commands.explain:explain", "Say what would be fused, and why a node is not."),
     Command("bisect", "onnxfuse.commands.bisect:bisect", "Find the fused sites that make the outputs disagree."),
+    Command("report", "onnxfuse.commands.report:app", "Show a report as a page, and what changed between two."),
     Command("verdicts", "onnxfuse.commands.verdicts:app", "List what was measured, and which fusions earn their place."),
     Command("plugins", "onnxfuse.commands.plugins:app", "List, compile and inspect the CUDA plugin library."),
     Command("doctor", "onnxfuse.commands.doctor:doctor", "Say what this machine can do, and how to get the rest."),

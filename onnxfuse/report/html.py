@@ -31,12 +31,18 @@ def page(report: Mapping[str, Any]) -> str:
     return _render("page.html.j2", full, scripts, _data(full), _context(full))
 
 
+def difference(diff: Mapping[str, Any]) -> str:
+    """The page of what changed between two reports, as made by `report.diff`."""
+    return _render("diff.html.j2", diff, [], "", {"most": MOST_ROWS})
+
+
 def write(report: Mapping[str, Any], path: Path) -> None:
-    """Write the page whole or not at all. BadInput where the file system refuses."""
+    """Write the page of a report, or of a difference, whole or not at all. BadInput where the file system refuses."""
     from onnxfuse.graph.files import atomic
 
+    text = difference(report) if report.get("kind") == "diff" else page(report)
     with atomic(path) as temporary:
-        temporary.write_text(page(report), encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _context(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def load(path: Path) -> Report:
 
 def joined(reports: Sequence[Report]) -> Report:
     """One report of several about the same model: the first, with the parts that it lacks taken from the others in turn."""
+    names = dict.fromkeys(report["model"]["name"] for report in reports if report["kind"] != "benchmark" and "model" in report)
+    if len(names) > 1:
+        raise BadInput(f"reports on different models ({', '.join(map(shown, names))}) are no one report; show them one by one, or use report diff")
     first, *others = reports
     found = dict(first)
     for other in others:
