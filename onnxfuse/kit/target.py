@@ -692,7 +692,7 @@ def check(kit: Mapping[str, Any], got: Sequence[dict[str, Any]], wanted: Sequenc
 
 # How fast? -----------------------------------------------------------------------------------------------------------------
 
-SAMPLE_MS, WARM_UP_SECONDS, CLOCK_TOLERANCE, RATIO_WIDTH_LIMIT = 2.0, 0.2, 0.03, 0.05
+SAMPLE_MS, CLOCK_TOLERANCE, RATIO_WIDTH_LIMIT = 2.0, 0.03, 0.05
 # Student's t, two-sided 95 %, for 1 to 30 degrees of freedom; the last serves for more.
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -716,18 +716,18 @@ def verdict(ratio: Mapping[str, float]) -> str:
 
 
 def time_engines(
-    load: Mapping[str, Callable[[], Engine]], feeds: dict[str, Any], cuda: Cuda, clocks: Clocks, samples: int, placements: int
+    load: Mapping[str, Callable[[], Engine]], feeds: dict[str, Any], cuda: Cuda, clocks: Clocks, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """CUDA graph replay, events, warm-up; engines in turns, in an order that turns round; loaded anew `placements` times, each time
+    """CUDA graph replay, events, warm-up; engines in turns, in an order that turns round; loaded anew for each placement, every time
     elsewhere in memory, since one engine runs several per cent faster or slower from one loading to the next.
     """
-    each = max(2, -(-samples // placements))
+    each = max(2, -(-options.samples // options.placements))
     taken: dict[str, list[float]] = {name: [] for name in load}
     marks: list[str] = []
     before = clocks.read()
     random = np.random.RandomState(0)
     names = list(load)
-    for _ in range(placements):
+    for _ in range(options.placements):
         spacer = Memory(cuda, int(random.randint(1, 256)) << 20)  # moves what is loaded after it
         with contextlib.ExitStack() as stack:
             stack.callback(spacer.free)
@@ -739,7 +739,7 @@ def time_engines(
                     marks.append(f"{name}: no CUDA graph, timed by plain enqueue ({why_not})")
                 if not engine.launch_computes():
                     marks.append(f"{name}: what is timed gives other outputs than a run")
-            runs = {name: warm_up(cuda, engine) for name, engine in engines.items()}
+            runs = {name: warm_up(cuda, engine, options.warm_up) for name, engine in engines.items()}
             order = list(engines)
             for _ in range(each):
                 for name in order:
@@ -747,12 +747,12 @@ def time_engines(
                 order.reverse()
         names = names[1:] + names[:1]
     marks += judge(before, clocks.read())
-    return summary(taken, placements, marks, before)
+    return summary(taken, options.placements, marks, before)
 
 
-def warm_up(cuda: Cuda, engine: Engine) -> int:
+def warm_up(cuda: Cuda, engine: Engine, seconds: float) -> int:
     """Runs until the clocks settle; answers how many runs one sample averages over."""
-    count, end = 1, time.monotonic() + WARM_UP_SECONDS
+    count, end = 1, time.monotonic() + seconds
     while True:
         one = timed(cuda, engine, count)
         if time.monotonic() >= end:
@@ -837,6 +837,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--placements", metavar="N", type=int, default=8, help="how often engines are loaded anew while timing (default: 8)"
     )
+    parser.add_argument("--warm-up", metavar="S", type=float, default=0.2, help="seconds to warm up before each loading (default: 0.2)")
     parser.add_argument("--sha256", metavar="HASH", help="the hash of kit.json that was said when the kit was made: refuses any other kit")
     parser.add_argument("--fresh", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -876,7 +877,7 @@ def work(options: argparse.Namespace) -> int:
     if options.samples and all(found["agrees"] for found in checks.values()):  # a wrong result has no latency
         say(f"timing {' and '.join(engines)}: {options.samples} samples each, {options.placements} loadings")
         load = {name: functools.partial(Engine, tensorrt, cuda, data, name) for name, data in engines.items()}
-        timings = time_engines(load, cases[0][0], cuda, clocks, options.samples, options.placements)
+        timings = time_engines(load, cases[0][0], cuda, clocks, options)
         for name in engines:
             with load[name]() as engine:
                 layers[name] = engine.profile(cases[0][0])

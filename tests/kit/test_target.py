@@ -22,7 +22,7 @@ from onnxfuse.kit import make, target
 from onnxfuse.verify import metrics
 from tests.kit.conftest import Run
 
-QUICK = ("--samples", 16, "--placements", 2)
+QUICK = ("--samples", 16, "--placements", 2, "--warm-up", 0)
 
 
 def report_of(kit: Path) -> dict:
