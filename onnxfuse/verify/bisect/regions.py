@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, external_data_helper, helper
 
@@ -170,6 +172,11 @@ class Pair:
         proto = helper.make_model(graph, opset_imports=list(self.new.proto.opset_import), ir_version=self.new.proto.ir_version)
         proto.functions.extend(self.new.proto.functions)
         return self._finished(proto)
+
+    def typed(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Values of a tensor in the type that the original has for it, which an evaluator may have widened."""
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self.old.element(name)))
+        return values if values.dtype == dtype else values.astype(dtype)
 
     def _value(self, name: str) -> ValueInfoProto:
         """Name and type without the sizes of free dimensions, which inference may have made up."""

@@ -33,7 +33,9 @@ def headline(report: Mapping[str, Any]) -> str:
     if verdict == "elsewhere":
         return f"{name}: disagrees with every site off, too ({times(report['baseline'])}): no fused site is at fault; {_elsewhere(report)}"
     if verdict == "rounding":
-        return f"{name}: no single site is wrong, rounding adds up to {times(report['figure'])}; look at the precision"
+        return (
+            f"{name}: no single site is wrong, rounding adds up: {times(report['figure'])}, {times(report['baseline'])} with every site off"
+        )
     guilty = [site["words"] for cause in report["causes"] if cause["kind"] != "rounding" for site in cause["sites"]]
     more = f" and {len(guilty) - 2} more" if len(guilty) > 2 else ""
     return f"{name}: disagrees because of {visible(', '.join(guilty[:2]))}{more}"
@@ -54,15 +56,16 @@ def site_lines(report: Mapping[str, Any]) -> Iterator[str]:
     name = visible(report["other"])
     if report["verdict"] == "agree":
         often = f" in {report['runs']} runs" if report["runs"] > 1 else ""
-        yield f"{name}: agrees with every one of its {count} sites on{often} ({times(report['figure'])})"
+        yield f"{name}: agrees with all of its {count} sites on{often} ({times(report['figure'])})"
         return
     yield f"{name}: {count} sites, {tries}; {times(report['figure'])} with all on, {times(report['baseline'])} with all off"
-    if report["flips"] < report["runs"]:
+    yield f"the sites change the outputs by {times(report['apart'])}"
+    if 0 < report["flips"] < report["runs"]:
         yield f"intermittent: {report['flips']} of {report['runs']} runs disagree; a set of sites is asked up to {report['repeats']} times"
     for cause in report["causes"]:
         yield from _cause_lines(cause)
     if report["verdict"] == "found":
-        yield f"with these off: {times(report['rest'])}"
+        yield f"the other sites change them by {times(report['rest'])}"
     if not report["complete"]:
         yield "the limit on runs was reached: the set may be larger than it need be; allow more with --tries"
     if report["faults"]:
@@ -125,7 +128,8 @@ def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """All that is told of a precision."""
     name, half = visible(report["model"]), report["precision"]
     if report["verdict"] == "agree":
-        yield f"{name}: agrees in {half} with all {report['nodes']} nodes converted ({times(report['figure'])})"
+        yield f"{name}: agrees in {half} with all {report['nodes']} nodes converted ({times(report['figure'])}), in {report['evaluator']}"
+        yield from _checked_lines(report)
         return
     yield f"{name} in {half}: {times(report['figure'])}; {report['tries']} tries over {report['nodes']} nodes, in {report['evaluator']}"
     if report["verdict"] != "found":
@@ -135,9 +139,18 @@ def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {visible(node)} ({report['types'][node]}): {times(report['alone'][node])} alone"
     if not report["complete"]:
         yield "the limit on runs was reached: fewer may do; allow more with --tries"
-    checked = report["checked"]
-    yield f"checked with {checked['reference']}: {'agrees' if checked['agrees'] else 'disagrees'}"
+    yield from _checked_lines(report)
     yield f"  {shlex.join(['onnxfuse', 'optimize', report['model'], *report['options']])}"
+
+
+def _checked_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    checked = report["checked"]
+    if checked is None:
+        return
+    reasons = [f"{name}: {output['reason']}" for name, output in checked["outputs"].items() if not output["agrees"]]
+    yield f"checked with {checked['reference']}: {'disagrees: ' + visible(reasons[0]) if reasons else 'agrees'}"
+    if reasons and report["precision"] == "bf16":
+        yield "  onnx.reference rounds inside operators, too: LayerNormalization and Softmax sum in bfloat16, where kernels sum in float32"
 
 
 def _precision_headline(report: Mapping[str, Any]) -> str:
