@@ -173,7 +173,7 @@ class Runner:
         self._key = self._session = None
         plain = [name for name in tensors if types.get(name, "").startswith("tensor(")]
         suffix, names = shapes_of(plain, types)
-        session = open_session(Path(model), (), tidy, threads, suffix)
+        session = open_session(Path(model), (), tidy, threads, suffix, early=True)
         found = run_session(session, {name: self._read(entry) for name, entry in feeds.items()}, names)
         return {name: [types[name], [int(n) for n in shape]] for name, shape in zip(plain, found.values(), strict=True)}
 
@@ -272,9 +272,9 @@ def max_finite(array: np.ndarray) -> float:
     return top
 
 
-def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"") -> Any:
+def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"", early: bool = False) -> Any:
     """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own; `more` is a
-    serialized ModelProto that is merged into that copy.
+    serialized ModelProto that is merged into that copy. early: Shape nodes run as soon as they can, and what they read may go.
     """
     import onnxruntime as ort
 
@@ -282,6 +282,8 @@ def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, mo
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
+    if early:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     source: str | bytes = str(model)
     suffix = with_outputs(model, extra) + more
     if tidy or suffix:
