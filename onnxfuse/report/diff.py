@@ -51,9 +51,10 @@ def _about(report: Report, name: str) -> dict[str, Any]:
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any], keys: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """What both say, and say differently; what only one says is no change."""
     for key in keys:
         one, other = (None if holder.get(key) is None else str(holder[key]) for holder in (first, second))
-        if one != other:
+        if one != other and one is not None and other is not None:
             yield {"what": key, "first": one, "second": other}
 
 

@@ -48,7 +48,12 @@ function chart(id, draw) {
   const holder = $(id);
   if (!holder) return () => {};
   let width = 0;
-  const render = () => { width = holder.clientWidth || 900; holder.replaceChildren(draw(width)); };
+  const render = () => {
+    width = holder.clientWidth || 900;
+    const picture = draw(width);
+    picture.setAttribute("aria-hidden", "true"); // the holder says what it is, and a table beside it holds the figures
+    holder.replaceChildren(picture);
+  };
   whenNear(holder, () => {
     render();
     new ResizeObserver(() => { if (holder.clientWidth && Math.abs(holder.clientWidth - width) > 8) render(); }).observe(holder);
