@@ -159,6 +159,7 @@ def test_failures_are_not_kept(work: Lab, model: Path) -> None:
     work.failing = "skip_layernorm"
     of = measured(model)
     assert of.plan["skip_layernorm", "normed"] == (False, "could not be measured: crashed (SIGSEGV): x")
+    assert len(results(of)) == 2  # the automatic engine, and bias_gelu
     work.failing = ""
     assert measured(model).plan["skip_layernorm", "normed"][0]
 
@@ -274,6 +275,14 @@ def test_folding_that_costs_nothing_is_done_unless_it_costs_something(work: Lab,
     assert [name for name, *_ in work.builds.done].count("automatic.engine") == (1 if folded else 2)
     reason = next(d.reason for d in done.decisions if d.site.fusion == "conv_bn")
     assert reason.startswith("folding that costs nothing" if folded else "folding that should cost nothing, but: lost, 0.909 times")
+
+
+def test_progress_says_what_is_measured_and_how_much_time_is_left(work: Lab, model: Path) -> None:
+    told: list[str] = []
+    measured(model, progress=told.append)
+    assert "TensorRT alone (15.0 minutes left)" in told
+    assert any(words.startswith("1 of 2, skip_layernorm 16x64 (1 site) alone (") and words.endswith(" minutes left)") for words in told)
+    assert "building (" in " ".join(told)  # what the child says
 
 
 def test_sites_of_a_selection_alone_are_measured(work: Lab, model: Path) -> None:

@@ -134,6 +134,13 @@ def test_a_model_without_sites_is_an_honest_draw() -> None:
     assert (of.final.outcome, of.decisions) == ("draw", {})
 
 
+def test_the_whole_interval_must_lie_above_one() -> None:
+    lab = Lab({"sure": result(1.02, 0.001), "unsure": result(1.06, 0.056)})
+    of = found(lab, places("sure"), places("unsure"))
+    assert fused(of) == {"sure"}
+    assert reason(of, "unsure").startswith("draw, 1.060 times as fast [1.004, 1.116]")
+
+
 def test_winners_are_combined_where_gains_add_up() -> None:
     lab = Lab({"a": 1.05, "b": 1.03, "a b": 1.08})
     of = found(lab, places("a"), places("b"))
@@ -318,6 +325,16 @@ def test_a_fusion_that_adds_nothing_to_what_it_needs_is_left() -> None:
     of = found(lab, needed, needing)
     assert fused(of) == {"pack"}
     assert "less than pack 128x768: won, 1.060" in reason(of, "attention")
+
+
+def test_what_needs_a_site_that_another_took_goes_with_it() -> None:
+    """attention needs pack, whose node the large fusion claims: without pack there is no attention."""
+    needed = places("pack", 1)
+    needing = places("attention", 1, needs=[needed[0].site.key])
+    lab = Lab({"pack": 1.0, "attention pack": 1.03, "large": 1.05})
+    of = found(lab, needed, needing, places("large", 1, nodes=shared("large", "pack")))
+    assert lab.asked == ["", "pack", "attention pack", "large", "LARGE"]
+    assert fused(of) == {"large"}
 
 
 def test_sites_of_folding_that_were_decided_before_stay_decided() -> None:
