@@ -150,8 +150,10 @@ class Measurement:
 
 
 def _step(trial: Trial, final: Trial) -> dict[str, Any]:
-    step = {"group": trial.names, "stage": trial.stage, "sites": len(trial.keys), "verdict": trial.outcome, "kept": trial is final}
-    return {**step, "reason": trial.said, **({"ratio": trial.result["ratio"]} if "ratio" in trial.result else {})}
+    """A step of the search. kept: whether its sites are part of the plan."""
+    kept = trial.keys <= final.keys and bool(trial.keys) == bool(final.keys)
+    step = {"group": trial.names, "stage": trial.stage, "sites": len(trial.keys), "verdict": trial.outcome, "kept": kept}
+    return {**step, "reason": trial.explained, **({"ratio": trial.result["ratio"]} if "ratio" in trial.result else {})}
 
 
 def _timings(trial: Trial) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str,
     trial = Trial("folding", (), frozenset(free), result, BUILD_DIFFERENCE)
     if trial.outcome in ("won", "draw", "same"):
         return {}
-    return dict.fromkeys(free, (False, f"folding that should cost nothing, but: {trial.said}; left to TensorRT"))
+    return dict.fromkeys(free, (False, f"folding that should cost nothing, but: {trial.said}; left to TensorRT{trial.because}"))
 
 
 def _refuse_types(feeds: Feeds) -> None:

@@ -224,8 +224,8 @@ def test_the_report_holds_every_candidate(work: Lab, model: Path, tmp_path: Path
     (tmp_path / "report.json").write_text(json.dumps(report))
     kept = [(step["stage"], step["group"], step["verdict"], step["kept"]) for step in report["plan"]["search"]]
     assert kept == [
-        ("automatic", "nothing", "draw", False),
-        ("alone", "skip_layernorm 16x64", "won", False),
+        ("automatic", "TensorRT alone", "draw", False),
+        ("alone", "skip_layernorm 16x64", "won", True),
         ("alone", "bias_gelu 16x64", "lost", False),
         ("final", "skip_layernorm 16x64", "won", True),
     ]
