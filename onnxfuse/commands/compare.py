@@ -315,7 +315,8 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     task.progress(f"reading {task.label}")
     limits = check.tolerance(check.precision(task.reference), task.wanted.rtol, task.wanted.atol)
     parts = pieces.prepare(task.reference, feed, task.runtime, folder)
-    base = layers.ModelSubject(task.label, f"onnxruntime_{limits.name}", limits, parts, feed, task.runtime, folder)
+    half = limits.name if limits.name in ("float16", "bfloat16") else "float32"
+    base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
     subjects: list[Subject] = []
     for path, name in task.names.items():
         task.progress(f"reading {name}")

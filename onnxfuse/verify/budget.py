@@ -9,6 +9,7 @@ from typing import Any
 from onnxfuse.verify.layers import ALIKE, Inside, Row, Subject
 from onnxfuse.verify.metrics import Metrics
 
+_PRECISIONS = {"quantized": "rounding to 8 bits", "tf32": "TF32"}
 EXCUSED = "differs from the reference by no more than both differ from float64"
 
 
@@ -42,7 +43,7 @@ def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
         wrong = row.wrong.get(subject.name, "")
         found["alone"] = {**_figures(row.alone[subject.name]), "agrees": not wrong, "reason": wrong}
         if subject.name in row.price:
-            found["alone"]["price"] = row.price[subject.name]
+            found["alone"]["price"] = row.price[subject.name].relative_rms
     for way, metrics in ways(row, inside).items():
         found[way] = {**_figures(metrics), "agrees": metrics.agrees}
     if inside.has_truth:
@@ -93,7 +94,7 @@ def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
         which = "it is" if culprit is first else f"{where(culprit, subject)} is"
         sentences.append(f"{which} wrong by itself: with the reference's inputs {culprit.wrong[subject.name]}")
     elif first is not None and any(subject.name in row.alone for row in inside.rows):
-        sentences.append("no piece is wrong by itself: each agrees on the reference's inputs, so errors add up, or one node amplifies them")
+        sentences.append(_blameless(first, subject))
     if excused:
         sentences.append(f"{excused} more differ from the reference by no more than both differ from float64")
     if first is not None and outputs:
@@ -107,6 +108,14 @@ def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
         "wrong": None if culprit is None else _named(culprit, subject, culprit.wrong[subject.name]),
         "sentences": sentences,
     }
+
+
+def _blameless(first: Row, subject: Subject) -> str:
+    """Why a tensor may leave its tolerance though nothing is wrong."""
+    price = first.price.get(subject.name)
+    if price is not None and not first.alone[subject.name].agrees:
+        return f"nothing is wrong by itself: rounding to {subject.limits.name} alone costs {price.relative_rms:.2g} of its norm there"
+    return "no piece is wrong by itself: each agrees on the reference's inputs, so errors add up, or one node amplifies them"
 
 
 def _named(row: Row, subject: Subject, reason: str) -> dict[str, Any]:
@@ -194,14 +203,14 @@ def _judge(row: Row, inside: Inside) -> tuple[str, str]:
             return "unknown", f"no truth: {row.truth}" if row.truth else "no truth was asked for"
         return ("exact", "the same integers") if against.agrees else ("wrong", f"{subject.name}: {against.reason}")
     own, base = row.errors[subject.name], row.errors[inside.reference.name]
-    precision = subject.limits.name
+    precision = _PRECISIONS.get(subject.limits.name, subject.limits.name)
     if any(math.isinf(m.used) for m in (own, against)) and not against.agrees:
         return "wrong", f"{subject.name}: {against.reason}"
     mine, theirs = own.relative_rms, base.relative_rms
     if mine <= max(2 * theirs, 2.0**-23):
         return "exact", f"{subject.name} is as near to the truth as onnxruntime ({mine:.2g} and {theirs:.2g})"
     other = next((s for s in inside.subjects if s.role == "automatic" and s is not subject and s.name in row.errors), None)
-    if other is not None and other.limits.name == precision:
+    if other is not None and other.limits.name == subject.limits.name:
         paid = row.errors[other.name].relative_rms
         if mine <= ALIKE * paid:
             each = f"{other.name} errs by {paid:.2g}, {subject.name} by {mine:.2g}, onnxruntime by {theirs:.2g}"

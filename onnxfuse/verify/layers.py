@@ -133,7 +133,7 @@ class Row:
     origins: dict[str, tuple[Origin | None, str]]
     against: dict[str, Metrics]
     alone: dict[str, Metrics]
-    price: dict[str, float]
+    price: dict[str, Metrics]
     errors: dict[str, Metrics]
     truth: str
     taps: dict[str, str]
@@ -336,15 +336,13 @@ class _Look:
             noise = self._noise(name, subject.limits.name)
             value = got[subject.name][name]
             self.nonfinite[subject.name].see(name, value)
-            against[subject.name] = measure(value, want, subject.limits, same_dtype=False, noise=noise, saturates=True)
+            against[subject.name] = _measured(value, want, subject.limits, noise)
             if name in alone[subject.name]:
-                own = measure(alone[subject.name][name], want, subject.limits, same_dtype=False, noise=noise, saturates=True)
-                by_itself[subject.name] = own
+                by_itself[subject.name] = _measured(alone[subject.name][name], want, subject.limits, noise)
                 if name in price[subject.name]:
-                    cost = measure(price[subject.name][name], want, subject.limits, same_dtype=False, noise=noise, saturates=True)
-                    prices[subject.name] = cost.relative_rms
-                reason = _wrong(own, prices.get(subject.name), subject.limits, noise)
-                if reason:
+                    prices[subject.name] = _measured(price[subject.name][name], want, subject.limits, noise)
+                reason = _wrong(by_itself[subject.name], prices.get(subject.name), subject.limits, noise)
+                if reason and not (_rounded(subject) is not None and self._decides(name)):  # a float on the edge may fall either way
                     wrong[subject.name] = reason
         if true is not None:
             errors[reference.name] = measure(want, true, reference.limits, same_dtype=False, noise=self._noise(name, "float32"))
@@ -352,9 +350,7 @@ class _Look:
                 value = got[subject.name][name]
                 same = against[subject.name].is_same and subject.limits == reference.limits
                 noise = self._noise(name, subject.limits.name)
-                errors[subject.name] = (
-                    errors[reference.name] if same else measure(value, true, subject.limits, same_dtype=False, noise=noise, saturates=True)
-                )
+                errors[subject.name] = errors[reference.name] if same else _measured(value, true, subject.limits, noise)
         edges = frozenset().union(*(self.edges[s.name] for s in sides)) if sides else frozenset()
         return Row(
             name=name,
@@ -403,17 +399,27 @@ def _rounded(subject: Subject) -> Any:
     return {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}.get(subject.limits.name)
 
 
-def _wrong(own: Metrics, price: float | None, limits: Tolerance, noise: float) -> str:
-    """Why what computes a tensor is wrong by itself; empty where it is not."""
-    if not own.agrees:
+def _measured(got: Any, want: Any, limits: Tolerance, noise: float) -> Metrics:
+    """As is fit for a tensor inside of a model. Small integers of a quantized model are rounded numbers, and are judged as such."""
+    steps = ("int8", "uint8", "int32")
+    if limits.name == "quantized" and all(isinstance(value, np.ndarray) and value.dtype.name in steps for value in (got, want)):
+        judged = measure(got.astype(np.float64), want.astype(np.float64), limits)
+        return dataclasses.replace(judged, dtype=want.dtype.name)
+    return measure(got, want, limits, same_dtype=False, noise=noise, saturates=True)
+
+
+def _wrong(own: Metrics, price: Metrics | None, limits: Tolerance, noise: float) -> str:
+    """Why what computes a tensor is wrong by itself; empty where it is not. price: what rounding to its precision costs there."""
+    if price is None:
         return own.reason
-    if price is None or not own.max_abs > noise:
+    if own.nan_differ + own.inf_differ and not price.nan_differ + price.inf_differ:
+        return own.reason
+    most = TIMES_PRICE * price.relative_rms + ROUNDINGS * _ROUNDOFF.get(limits.name, 0.0)
+    if own.relative_rms <= most or not own.max_abs > noise:
         return ""
-    most = TIMES_PRICE * price + ROUNDINGS * _ROUNDOFF.get(limits.name, 0.0)
-    if own.relative_rms <= most:
-        return ""
-    times = f"{own.relative_rms / price:.0f} times" if price else "above"
-    return f"the error's norm is {own.relative_rms:.3g} of the reference's, {times} the {price:.3g} that rounding to {limits.name} costs"
+    times = f"{own.relative_rms / price.relative_rms:.0f} times" if price.relative_rms else "above"
+    cost = f"{times} the {price.relative_rms:.3g} that rounding to {limits.name} costs"
+    return f"the error's norm is {own.relative_rms:.3g} of the reference's, {cost}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ truth

@@ -188,4 +188,4 @@ def _declared(name: str, kind: Kind | None) -> onnx.ValueInfoProto:
     import ml_dtypes
 
     dtype = np.dtype(np.str_) if kind.dtype == "string" else np.dtype(getattr(ml_dtypes, kind.dtype, kind.dtype))
-    return helper.make_tensor_value_info(name, weights.elem_type(dtype), [None] * len(kind.shape))
+    return helper.make_tensor_value_info(name, weights.elem_type(dtype), list(kind.shape))
