@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,7 @@ from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
+    from onnxfuse.engine.run import Engine
     from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
 
@@ -139,6 +140,32 @@ def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = 
         fp16_flag=True,
     )
     return _make(order, out, device, None, timing_cache, None)
+
+
+def in_memory(
+    model: Path, *, profiles: Mapping[str, trt.Range] | None = None, plugin_ops: Collection[str] = (), taps: Sequence[str] = ()
+) -> Engine:
+    """An engine that is built, loaded and never written: to look into. `plugin_ops` are computed by plugins, all else by TensorRT; `taps`
+    are tensors that `Engine.tap` is to give.
+
+    Raises BadInput where TensorRT cannot build it, MissingHere without TensorRT or GPU.
+    """
+    from onnxfuse.engine.run import Engine
+
+    trt.tensorrt()
+    device = trt.gpu()
+    ops = frozenset(plugin_ops)
+    order = trt.Order(
+        model=prepare.for_parser(model, ops),
+        path=model,
+        profiles=profiles or {},
+        libraries=(_library(device.sm, False).path,) if ops else (),
+        embed=False,
+        taps=tuple(taps),
+    )
+    built = run_cancellable(lambda cancel: trt.build(order, Phases(None, cancel)))
+    assert built is not None  # nobody cancels it
+    return Engine(built.engine, f"{model.name}, built to look into", manifest=None, host_code=False)
 
 
 def compatibility(text: str | None) -> str | None:
