@@ -370,7 +370,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
         remedy = fewest(nodes, oracle, limit=wanted.tries, say=say)
         keep = remedy.options(nodes)
         checked = None
-        if remedy.verdict == "found" or (remedy.verdict == "agree" and conversions.rounded):
+        if remedy.verdict != "elsewhere":
             say("checking what was found")
             converted = scratch / f"{wanted.model.stem}.{half}.onnx"
             settings: dict[str, Any] = {"policy": wanted.policy, "plan": wanted.plan, "precision": half, "keep_fp32": keep}
@@ -381,7 +381,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
         "model": str(wanted.model),
         "precision": half,
         "policy": wanted.policy,
-        "evaluator": "onnxruntime, rounded to bfloat16 after each operator" if conversions.rounded else given.evaluator,
+        "evaluator": f"{given.evaluator}, in float32 and rounded after each operator",
         **dataclasses.asdict(remedy),
         "types": {name: nodes[name] for name in remedy.keep},
         "total": len(nodes),

@@ -25,8 +25,8 @@ from onnxfuse.graph.precision import Precision, convert
 from onnxfuse.verify.bisect.oracles import Judge, Run
 from onnxfuse.verify.bisect.search import Asked, Oracle, OutOfTries, Progress, shrinking
 
-_BF16, _FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
-# These move values, or choose among them: what they read is in bfloat16 already, and so is what they give.
+_FLOAT, _HALVES = TensorProto.FLOAT, (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# These move values, or choose among them: what they read is in half precision already, and so is what they give.
 _MOVES = frozenset(
     """Abs Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Max MaxPool Min Neg Pad Relu Reshape Slice
     SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where""".split()  # noqa: SIM905
@@ -143,8 +143,9 @@ def _pruned(ranked: Sequence[str], agrees: Any) -> Iterable[list[str]]:
 class Conversions:
     """Conversions of one model, differing in what stays in float32.
 
-    model: in float32, as it is before its conversion. ranges: as of `graph.precision.convert`. Where `rounded`, bfloat16 is computed in
-    float32 and rounded after each operator: nothing on the CPU runs bfloat16 at a bearable speed.
+    model: in float32, as it is before its conversion. ranges: as of `graph.precision.convert`. Each is computed in float32 and rounded
+    after each operator, as kernels with float32 accumulators do. onnxruntime has hardly a kernel for half precision on the CPU, and
+    leaves the rounding out between two operators without one; onnx.reference even sums in half precision.
     """
 
     def __init__(self, model: Path, precision: Precision, ranges: Mapping[str, float] | None, folder: Path) -> None:
@@ -152,7 +153,6 @@ class Conversions:
         self.precision = precision
         self.ranges = ranges
         self.folder = folder
-        self.rounded = precision == "bf16"
         self._count = itertools.count()
 
     def nodes(self) -> dict[str, str]:
@@ -175,8 +175,7 @@ class Conversions:
             path = self.folder / f"half{next(self._count)}.onnx"
             try:
                 self.write([name for name in nodes if name not in on], path)
-                if self.rounded:
-                    emulate(path)
+                emulate(path)
                 return judge(run(path))
             finally:
                 path.unlink(missing_ok=True)
@@ -191,19 +190,16 @@ def _computes(node: Any) -> bool:
 
 
 def emulate(path: Path) -> None:
-    """Makes of a model in bfloat16 one in float32 that rounds to bfloat16 wherever the other's tensors are: in place."""
+    """Makes of a model in half precision one in float32 that rounds wherever the other's tensors are: in place."""
     model = onnx.load(str(path))
-    graphs = [model.graph]
-    for graph in graphs:  # grows
-        graphs.extend(inner for node in graph.node for inner in node_graphs(node))
-    for graph in graphs:
-        _emulate(graph)
+    _emulate(model.graph)
     onnx.save(model, str(path))
 
 
 def _emulate(graph: GraphProto) -> None:
     values = [*graph.input, *graph.output, *graph.value_info]
-    narrow = {value.name for value in values if value.type.tensor_type.elem_type == _BF16}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    narrow = {name: kind for name, kind in kinds.items() if kind in _HALVES}
     for value in values:
         if value.name in narrow:
             value.type.tensor_type.elem_type = _FLOAT
@@ -211,10 +207,12 @@ def _emulate(graph: GraphProto) -> None:
         _widen(tensor)
     nodes = []
     for node in graph.node:
+        for inner in node_graphs(node):
+            _emulate(inner)
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 _widen(attribute.t)
-            if attribute.name == "dtype" and attribute.i == _BF16:
+            if attribute.name == "dtype" and attribute.i in _HALVES:
                 attribute.i = _FLOAT
         nodes.append(node)
         nodes.extend(_rounding(node, narrow))
@@ -222,8 +220,8 @@ def _emulate(graph: GraphProto) -> None:
     graph.node.extend(nodes)
 
 
-def _rounding(node: NodeProto, narrow: Collection[str]) -> Iterable[NodeProto]:
-    """Casts to bfloat16 and back behind a node's outputs, which it then makes under other names."""
+def _rounding(node: NodeProto, narrow: Mapping[str, int]) -> Iterable[NodeProto]:
+    """Casts to half precision and back behind a node's outputs, which it then makes under other names."""
     if node.op_type in _MOVES and not node.domain:
         return
     to_half = node.op_type == "Cast" and not node.domain
@@ -233,11 +231,11 @@ def _rounding(node: NodeProto, narrow: Collection[str]) -> Iterable[NodeProto]:
         exact, rounded = f"{name}/onnxfuse.exact", f"{name}/onnxfuse.rounded"
         node.output[place] = rounded if to_half else exact
         if not to_half:
-            yield helper.make_node("Cast", [exact], [rounded], to=_BF16)
+            yield helper.make_node("Cast", [exact], [rounded], to=narrow[name])
         yield helper.make_node("Cast", [rounded], [name], to=_FLOAT)
 
 
 def _widen(tensor: TensorProto) -> None:
-    if tensor.data_type == _BF16:
+    if tensor.data_type in _HALVES:
         wide = numpy_helper.to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
