@@ -38,7 +38,7 @@ app = typer.Typer(
 @app.command()
 def show(
     files: list[Path] = typer.Argument(..., metavar="FILE...", help="Reports (JSON) of optimize, compare or a benchmark, on one model."),
-    out: Path = typer.Option(None, "-o", "--out", help="Write the page (.html), or the report in today's form (.json), instead."),
+    out: Path | None = typer.Option(None, "-o", "--out", help="Write the page (.html), or the report in today's form (.json), instead."),
 ) -> None:
     """Show a report on the terminal, or write its page.
 
@@ -59,7 +59,7 @@ def show(
 def diff(
     first: Path = typer.Argument(..., metavar="FIRST", help="The earlier report."),
     second: Path = typer.Argument(..., metavar="SECOND", help="The later one."),
-    out: Path = typer.Option(None, "-o", "--out", help="Write a page (.html) or JSON (.json) as well."),
+    out: Path | None = typer.Option(None, "-o", "--out", help="Write a page (.html) or JSON (.json) as well."),
 ) -> None:
     """Say what changed between two reports: decisions, latencies, accuracy, machine.
 

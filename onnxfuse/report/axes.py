@@ -18,7 +18,13 @@ def of(report: Report) -> list[dict[str, Any]]:
 
 
 def _axis(name: str, question: str, answer: str, good: bool | None, facts: Iterable[Fact]) -> dict[str, Any]:
-    return {"name": name, "question": question, "answer": answer, "good": good, "facts": [{"what": what, "value": value} for what, value in facts]}
+    return {
+        "name": name,
+        "question": question,
+        "answer": answer,
+        "good": good,
+        "facts": [{"what": what, "value": value} for what, value in facts],
+    }
 
 
 # -------------------------------------------------------------------------------------------------------- performance
@@ -36,7 +42,11 @@ def _performance(report: Report) -> dict[str, Any]:
         facts.append(("samples of each", str(timings["samples"])))
     measured = [row for row in report.get("rows") or () if row.get("verdict")]
     verdicts += [str(row["verdict"]) for row in measured]
-    facts += [({"faster": "faster", "draw": "a draw", "slower": "slower"}[word], f"{count} of {len(measured)}") for word in ("faster", "draw", "slower") if (count := _count(measured, word))]
+    facts += [
+        ({"faster": "faster", "draw": "a draw", "slower": "slower"}[word], f"{count} of {len(measured)}")
+        for word in ("faster", "draw", "slower")
+        if (count := _count(measured, word))
+    ]
     facts += _layer_facts(report)
     cautions = len(timings.get("marks") or ())
     if cautions:
@@ -47,7 +57,11 @@ def _performance(report: Report) -> dict[str, Any]:
     words = sorted(set(verdicts), key=["faster", "draw", "slower"].index)
     if len(words) > 1:
         return _axis("performance", question, f"It depends: {', '.join(f'{verdicts.count(w)} {w}' for w in words)}.", None, facts)
-    answers = {"faster": "Yes, by measurement.", "slower": "No: it is slower.", "draw": "No difference can be measured, so TensorRT's own fusion stays."}
+    answers = {
+        "faster": "Yes, by measurement.",
+        "slower": "No: it is slower.",
+        "draw": "No difference can be measured, so TensorRT's own fusion stays.",
+    }
     good = {"faster": True, "slower": False, "draw": None}[words[0]]
     return _axis("performance", question, answers[words[0]], good, facts)
 
@@ -81,7 +95,9 @@ def _debugging(report: Report) -> dict[str, Any]:
     if seen is not None:
         kept, hidden, gone = seen
         facts.append(("tensors that kept their name", f"{kept} of {kept + hidden + gone}"))
-        facts.append(("inside fused nodes", f"{hidden}; each fused node holds its definition, which onnxruntime runs and --undo brings back"))
+        facts.append(
+            ("inside fused nodes", f"{hidden}; a fused node is a standard operator, or holds its definition, which --undo brings back")
+        )
         facts.append(("computed ahead or removed by cleaning", str(gone)))
         answer = (
             f"{100 * kept / max(kept + hidden, 1):.0f} % of the tensors that are computed at run time keep their name and can be compared; "
@@ -175,15 +191,22 @@ def _generality(report: Report) -> dict[str, Any]:
     for kernel in report.get("kernels") or ():
         width = f"last axis up to {kernel['max_width']}" if kernel.get("max_width") else "any last axis"
         facts.append((kernel["op"], f"sm_{kernel['oldest_sm']} and newer; {', '.join(kernel['dtypes'])}; {width}"))
-    for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ()):
-        facts.append(("outside of that", outside))
+    facts += [("outside of that", outside) for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ())]
     sites = report.get("sites")
     rows = [row for row in report.get("rows") or () if "failed" not in row]
     without = sum(not row.get("sites") for row in rows)
-    answer = f"{len({row['name'] for row in rows})} models measured; {without} rows have no site." if rows else "No site was looked for in this report."
+    answer = (
+        f"{len({row['name'] for row in rows})} models measured; {without} rows have no site."
+        if rows
+        else "No site was looked for in this report."
+    )
     if sites is not None:
         fused = sum(site["decision"] == "fused" for site in sites)
-        answer = f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT." if sites else "No fusion has a site in this model."
+        answer = (
+            f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT."
+            if sites
+            else "No fusion has a site in this model."
+        )
         facts.append(("near misses, each with its reason", str(len(report.get("misses") or ()))))
     machine = report.get("machine") or {}
     if machine.get("gpu"):

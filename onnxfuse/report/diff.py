@@ -119,7 +119,11 @@ def _latencies(first: Report, second: Report) -> Iterator[dict[str, Any]]:
         elif not alike:
             yield {**entry, "verdict": "another GPU"}
         else:
-            yield {**entry, "verdict": judged(a, b, lower_is_better=unit != "ratio"), "change": b["median"] / a["median"] if a["median"] else None}
+            yield {
+                **entry,
+                "verdict": judged(a, b, lower_is_better=unit != "ratio"),
+                "change": b["median"] / a["median"] if a["median"] else None,
+            }
 
 
 def judged(first: Mapping[str, float], second: Mapping[str, float], lower_is_better: bool) -> str:
@@ -138,7 +142,11 @@ def _intervals(report: Report) -> Iterator[tuple[tuple[str, str], dict[str, floa
     for name, ratio in (timings.get("ratios") or {}).items():
         yield (f"{name} against {timings['baseline']}", "ratio"), _only(ratio)
     for name, row in _rows(report).items():
-        for key, title, unit in (("automatic_ms", "automatic", "ms"), ("fused_ms", "fused", "ms"), ("ratio", "fused against automatic", "ratio")):
+        for key, title, unit in (
+            ("automatic_ms", "automatic", "ms"),
+            ("fused_ms", "fused", "ms"),
+            ("ratio", "fused against automatic", "ratio"),
+        ):
             if row.get(key):
                 yield (f"{name}: {title}", unit), _only(row[key])
     for point in (report.get("roofline") or {}).get("points") or ():
@@ -172,10 +180,9 @@ def _compared(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
     if a["agrees"] != b["agrees"]:
         yield {**entry, "verdict": "now agrees" if b["agrees"] else "no longer agrees"}
         return
-    sizes = [part.get("max_abs") for part in (a, b)]
-    if None in sizes:
+    before, after = a.get("max_abs"), b.get("max_abs")
+    if before is None or after is None:
         return
-    before, after = sizes
     if after > ALIKE * before:
         yield {**entry, "verdict": "larger error"}
     elif before > ALIKE * after:
@@ -206,7 +213,9 @@ def _layers(first: Report, second: Report) -> Iterator[dict[str, Any]]:
     for side in ("automatic", "fused"):
         both = [(report.get("layers") or {}).get(side) for report in (first, second)]
         if all(layers is not None for layers in both):
-            counted = [{"layers": len(layers), "us": round(sum(layer["us"] for layer in layers), 3)} for layers in both if layers is not None]
+            counted = [
+                {"layers": len(layers), "us": round(sum(layer["us"] for layer in layers), 3)} for layers in both if layers is not None
+            ]
             yield {"name": side, "first": counted[0], "second": counted[1]}
 
 
@@ -220,7 +229,8 @@ def _notes(found: Difference, first: Report, second: Report) -> list[str]:
     if found["first"]["kind"] != found["second"]["kind"]:
         notes.append(f"a report of {found['first']['kind']} and one of {found['second']['kind']}: only what both hold is compared")
     if _gpu(first) != _gpu(second) and found["latencies"]:
-        notes.append(f"measured on different GPUs ({_gpu(first) or 'none named'} and {_gpu(second) or 'none named'}): no latency is called faster or slower")
+        gpus = " and ".join(_gpu(report) or "none named" for report in (first, second))
+        notes.append(f"measured on different GPUs ({gpus}): no latency is called faster or slower")
     for title, report in (("first", first), ("second", second)):
         notes += [f"caution of the {title}: {mark}" for mark in (report.get("timings") or {}).get("marks") or ()]
         marks = dict.fromkeys(mark for row in report.get("rows") or () for mark in row.get("marks") or ())

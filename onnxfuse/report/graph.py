@@ -182,7 +182,7 @@ def _dtype(number: int) -> str:
     import onnx
 
     try:
-        name = onnx.TensorProto.DataType.Name(number)  # type: ignore[arg-type]
+        name = str(onnx.TensorProto.DataType.Name(number))
     except ValueError:
         return f"type {number}"
     return {"FLOAT": "float32", "DOUBLE": "float64", "UNDEFINED": ""}.get(name, name.lower())
@@ -322,7 +322,12 @@ def _side(reader: _Reader, taken: Mapping[int, int], sites: Sites, scopes: Mappi
         _cut(members, reader.edges, groups)
     _regions(taken, sites, groups)
     nodes = [_node(item, reader.types, groups.of.get(place), taken.get(place)) for place, item in enumerate(items)]
-    return {"nodes": nodes, "groups": _parents_first(groups, nodes), "edges": [list(edge) for edge in reader.edges], "omitted": reader.omitted}
+    return {
+        "nodes": nodes,
+        "groups": _parents_first(groups, nodes),
+        "edges": [list(edge) for edge in reader.edges],
+        "omitted": reader.omitted,
+    }
 
 
 def _node(item: _Item, types: Mapping[str, str], group: int | None, site: int | None) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from onnxfuse.report import counted
 
 _OPSET = 17  # of all functions, the names are the same in every operator set
 
-OUTSIDE = "a site elsewhere is refused with the reason and stays with TensorRT; the fused node's function body runs where there is no plugin"
+OUTSIDE = (
+    "a site elsewhere is refused with the reason and stays with TensorRT; the fused node's function body runs where there is no plugin"
+)
 
 
 def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -56,10 +58,10 @@ def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
             found.setdefault(_plugin(name), set()).update(fusion)
     fused = {fusion for row in report.get("rows") or () for fusion in row.get("sites") or ()}
-    for fusion in REGISTRY if fused else ():
-        if fusion.name in fused:
-            for function in fusion.functions(_OPSET):
-                found.setdefault(_plugin(function.name), set()).add(fusion.name)
+    for known in REGISTRY if fused else ():
+        if known.name in fused:
+            for function in known.functions(_OPSET):
+                found.setdefault(_plugin(function.name), set()).add(known.name)
     return found
 
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfuse.errors import BadInput
+
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # Operations an element of the formula as written, each addition, multiplication, division, root and transcendental function as one.
@@ -30,27 +32,43 @@ OPERATIONS = {
 TENSORS = {"skip_layernorm": 3, "skip_rmsnorm": 3, "bias_gelu": 2}
 
 
-def of_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is not known here are left out."""
+def of_results(results: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is not known here are left out.
+
+    BadInput where a row or the machine lacks a figure; `where` names the file.
+    """
     machine = results["machine"]
-    points = [_point(row) for row in results["rows"] if isinstance(row, Mapping) and row.get("kernel") in OPERATIONS and row.get("dtype") in SIZES]
+    if not _is_figure(machine.get("copy_gbps")):
+        raise BadInput(f"{where}: machine lacks the figure 'copy_gbps', the roof; measure the kernels again")
+    points = []
+    for number, row in enumerate(results["rows"]):
+        lacking = [key for key in ("rows", "width", "microseconds") if not isinstance(row, Mapping) or not _is_figure(row.get(key))]
+        if lacking:
+            raise BadInput(f"{where}: rows[{number}] lacks the figure {lacking[0]!r}; measure the kernels again")
+        if row.get("kernel") in OPERATIONS and row.get("dtype") in SIZES:
+            points.append(_point(row))
     matmul = machine.get("matmul_tflops")
     return {
         "gpu": str(machine.get("gpu", "GPU")),
-        "copy_gbps": machine.get("copy_gbps", 0.0),
+        "copy_gbps": machine["copy_gbps"],
         **({} if matmul is None else {"matmul_tflops": matmul}),
         "points": points,
     }
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _point(row: Mapping[str, Any]) -> dict[str, Any]:
     kernel, elements = str(row["kernel"]), row["rows"] * row["width"]
     us = row["microseconds"]
     # What the benchmark says that it moved, where it does.
-    moved = row["gbps"] * us * 1e3 if row.get("gbps") else TENSORS[kernel.split()[0]] * elements * SIZES[row["dtype"]]
+    moved = row["gbps"] * us * 1e3 if _is_figure(row.get("gbps")) else TENSORS[kernel.split()[0]] * elements * SIZES[row["dtype"]]
     optional = {name: row[name] for name in ("low", "high", "gbps", "share_of_copy", "cache") if row.get(name) is not None}
     label = f"{row.get('shape', '')} ({row['rows']} × {row['width']})".strip()
-    return {"kernel": kernel, "label": label, "dtype": row["dtype"], "us": us, "bytes": moved, "flops": OPERATIONS[kernel] * elements, **optional}
+    flops = OPERATIONS[kernel] * elements
+    return {"kernel": kernel, "label": label, "dtype": row["dtype"], "us": us, "bytes": moved, "flops": flops, **optional}
 
 
 def of_layers(report: Mapping[str, Any], copy_gbps: float) -> list[dict[str, Any]]:

@@ -77,15 +77,28 @@ def _benchmark_verdict(report: Report) -> Verdict:
     if not rows:
         points = (report.get("roofline") or {}).get("points") or []
         shares = [point["share_of_copy"] for point in points if point.get("share_of_copy")]
-        best = f"The best reaches {percent(max(shares))} of a copy's bandwidth." if shares else ""
-        return Verdict(None, f"{_many(len(points), 'kernel')} measured alone", (best,) if best else ())
+        said = [f"The best reaches {percent(max(shares))} of a copy's bandwidth."] if shares else []
+        return Verdict(None, f"{_many(len(points), 'kernel')} measured alone", tuple(said))
     counts = {word: sum(row.get("verdict") == word for row in rows) for word in ("faster", "draw", "slower")}
     failed = sum("failed" in row for row in rows)
-    words = [f"{counts['faster']} faster", _many(counts["draw"], "draw"), f"{counts['slower']} slower", *([f"{failed} failed"] if failed else [])]
+    words = [
+        f"{counts['faster']} faster",
+        _many(counts["draw"], "draw"),
+        f"{counts['slower']} slower",
+        *([f"{failed} failed"] if failed else []),
+    ]
     wrong = [str(row["name"]) for row in rows if row.get("agrees") is False]
     sentences = []
-    best = max((row for row in rows if row.get("verdict") == "faster"), key=lambda row: float(row["ratio"]["median"]), default=None)
-    worst = min((row for row in rows if row.get("verdict") == "slower"), key=lambda row: float(row["ratio"]["median"]), default=None)
+    best = max(
+        (row for row in rows if row.get("verdict") == "faster" and row.get("ratio")),
+        key=lambda row: float(row["ratio"]["median"]),
+        default=None,
+    )
+    worst = min(
+        (row for row in rows if row.get("verdict") == "slower" and row.get("ratio")),
+        key=lambda row: float(row["ratio"]["median"]),
+        default=None,
+    )
     for row, what in ((best, "most gained"), (worst, "most lost")):
         if row is not None:
             sentences.append(f"The {what}: {row['name']}, {row['precision']}, {row.get('policy', '')}: {axes.interval(row['ratio'])}.")
@@ -122,9 +135,8 @@ def _optimize_verdict(report: Report) -> Verdict:
         return Verdict(None, counts, ("The outputs were not checked.",))
     good = bool(check["agrees"])
     sentences = [_agreement(check, "")]
-    for bar in bars(report):
-        if bar.verdict != "baseline":
-            sentences.append(f"{bar.name} against {report['timings']['baseline']}: {bar.verdict}, {bar.said}.")
+    timed = [bar for bar in bars(report) if bar.ratio]
+    sentences += [f"{bar.name} against {report['timings']['baseline']}: {bar.verdict}, {bar.said}." for bar in timed]
     return Verdict(good, f"{counts}; the outputs {'agree' if good else 'do not agree'}", tuple(sentences))
 
 
@@ -239,7 +251,9 @@ def graph_in_words(report: Report) -> str:
     fused = sum(site["decision"] == "fused" for site in sites)
     text = "The model before and after."
     if fused:
-        text += f" Coloured: what {_many(fused, 'fused site')} took, and what became of it; the same place has the same colour on both sides."
+        text += (
+            f" Coloured: what {_many(fused, 'fused site')} took, and what became of it; the same place has the same colour on both sides."
+        )
     return text + (" Outlined: sites that were left to TensorRT." if fused < len(sites) else "")
 
 
@@ -288,7 +302,7 @@ def way_in_words(key: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The error budget: ways of running, and for each output their errors and what that means. figure: which error, as a key and in words."""
+    """Ways of running, and for each output their errors and what that means. figure: which error, as a key and in words."""
 
     ways: tuple[str, ...]
     outputs: tuple[tuple[str, tuple[Mapping[str, Any] | None, ...]], ...]

@@ -153,7 +153,9 @@ def _rows(report: Mapping[str, Any], console: Console) -> None:
             word = row.get("verdict", "")
             times = [f"{row[key]['median']:.4g}" if row.get(key) else "–" for key in ("automatic_ms", "fused_ms")]
             ratio = axes.interval(row["ratio"]) if row.get("ratio") else "–"
-            table.add_row(_text(row["name"]), _text(f"{row['precision']}, {row.get('policy', '')}"), *times, ratio, _text(word, STYLES.get(word, "")))
+            table.add_row(
+                _text(row["name"]), _text(f"{row['precision']}, {row.get('policy', '')}"), *times, ratio, _text(word, STYLES.get(word, ""))
+            )
         console.print(table)
         _more(len(rows), console)
     best: dict[tuple[str, str], float] = {}
@@ -182,7 +184,8 @@ def show_diff(found: Mapping[str, Any], console: Console | None = None) -> None:
         console.print(_text(f"  note: {note}"))
     _changes("Machine and settings", ("what", "first", "second"), [[f["what"], f["first"], f["second"]] for f in _facts(found)], console)
     times = [
-        [f"{entry['name']},{UNITS[entry['unit']]}", _spread(entry["first"]), _spread(entry["second"]), entry["verdict"]] for entry in found["latencies"]
+        [f"{entry['name']},{UNITS[entry['unit']]}", _spread(entry["first"]), _spread(entry["second"]), entry["verdict"]]
+        for entry in found["latencies"]
     ]
     _changes("Latency", ("what", "first", "second", ""), times, console)
     sites = [entry for kind in ("changed", "added", "removed") for entry in found["sites"][kind]]

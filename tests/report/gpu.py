@@ -1,4 +1,4 @@
-"""Made-up GPU parts for a real report: what an engine's profile, a tensor comparison and a search would add. For tests of the page alone."""
+"""Made-up GPU parts for a real report: what a profile, a tensor comparison and a search would add. For tests of the page alone."""
 
 from __future__ import annotations
 
