@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -207,15 +208,17 @@ def test_no_fault_of_accessibility(opened: Callable[..., Tab], transformer: dict
 
 def test_tab_reaches_every_control_in_the_order_of_the_page(opened: Callable[..., Tab]) -> None:
     tab = opened(sample.full())
+    contents = tab.page.query_selector_all(".contents a")
     tops = []
-    for _ in range(60):
+    for _ in range(80):
         tab.page.keyboard.press("Tab")
         tops.append(tab.js("document.activeElement.getBoundingClientRect().top + scrollY"))
         if tab.js("document.activeElement.id") == "filter":
             break
     else:
         pytest.fail("the filter was not reached")
-    assert all(after >= before - 60 for before, after in zip(tops[8:], tops[9:], strict=False))  # those of one line may stand higher
+    # Behind the list of contents, which stays at the top; controls of one line may stand a little higher.
+    assert all(after >= before - 60 for before, after in itertools.pairwise(tops[len(contents) + 1 :]))
 
 
 def test_paper_has_charts_and_no_controls(opened: Callable[..., Tab], transformer: dict[str, Any]) -> None:
@@ -242,15 +245,21 @@ def test_a_model_of_two_thousand_nodes(opened: Callable[..., Tab], tmp_path: Pat
     everything = tab.js(
         "(() => { const t = performance.now(); document.querySelector('[data-view=expand]').click(); return performance.now() - t; })()"
     )
-    step = """(async () => { const took = []; const button = (name) => document.querySelector(`[data-view=${name}]`);
-      for (let i = 0; i < 24; i++) { const t = performance.now(); button(i % 2 ? "in" : "out").click(); await new Promise(requestAnimationFrame); took.push(performance.now() - t); }
-      return took.sort((a, b) => a - b)[12]; })()"""
+    step = """(async () => {
+      const took = [];
+      for (let i = 0; i < 24; i++) {
+        const begun = performance.now();
+        document.querySelector(`[data-view=${i % 2 ? "in" : "out"}]`).click();
+        await new Promise(requestAnimationFrame);
+        took.push(performance.now() - begun);
+      }
+      return took.sort((a, b) => a - b)[12];
+    })()"""
     frame = tab.js(step)
     with capsys.disabled():
         size = f"{len(text.encode()) / 1e6:.2f} MB"
-        print(
-            f"\n2,000 nodes: page {size}, interactive {interactive:.0f} ms, graph {drawn:.0f} ms, all open {everything:.0f} ms, frame {frame:.0f} ms"
-        )
+        print(f"\n2,000 nodes: page {size}, interactive {interactive:.0f} ms, graph drawn in {drawn:.0f} ms,", end=" ")
+        print(f"all of it open in {everything:.0f} ms, then {frame:.0f} ms a frame")
     tab.page.fill("#find", "MatMul")
     tab.page.wait_for_selector("#results:not([hidden])")
 
