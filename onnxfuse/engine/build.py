@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -288,14 +289,34 @@ def _make(
 
 
 def _write(out: Path, engine: bytes, result: Manifest, libraries: Sequence[Path]) -> None:
-    """The library, the engine, and last the manifest: what is there in between does not fit the manifest, and is not loaded."""
+    """The library, the engine, and last the manifest: what is there in between does not fit the manifest, and is not loaded.
+
+    Two processes that build the same engine replace these files one after the other, never in turns.
+    """
     beside = result.plugins.file if result.plugins is not None else None
-    if beside is not None:
-        with atomic(out.with_name(beside)) as part:
-            part.write_bytes(libraries[0].read_bytes())
-    with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
-        engine_part.write_bytes(engine)
-        manifest_part.write_text(result.to_json(), encoding="utf-8")
+    with _turn(out.parent):
+        if beside is not None:
+            with atomic(out.with_name(beside)) as part:
+                part.write_bytes(libraries[0].read_bytes())
+        with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
+            engine_part.write_bytes(engine)
+            manifest_part.write_text(result.to_json(), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write engines to this folder. The lock is on the folder itself, leaves no file, and ends with the
+    process. File systems that have no locks go without.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _check_output(model: Path, out: Path) -> None:
