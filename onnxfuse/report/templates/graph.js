@@ -240,7 +240,7 @@ class Pane {
     this.open = this.firstOpen();
     this.kept = new Map();
     this.chosen = null;
-    this.cy = cytoscape({ container: holder, style: stylesheet(), layout: { name: "preset" }, minZoom: 0.02, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false, selectionType: "single", hideEdgesOnViewport: false, pixelRatio: Math.min(2, devicePixelRatio || 1) });
+    this.cy = cytoscape({ container: holder, style: stylesheet(), layout: { name: "preset" }, minZoom: 0.005, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false, selectionType: "single", hideEdgesOnViewport: false, pixelRatio: Math.min(2, devicePixelRatio || 1) });
     this.cy.on("tap", "node", (event) => this.choose(event.target.id(), true));
     this.cy.on("dbltap", "node", (event) => this.toggle(event.target.id()));
     this.cy.on("tap", (event) => { if (event.target === this.cy) this.clear(); });
@@ -265,10 +265,7 @@ class Pane {
   show() {
     this.cy.batch(() => {
       this.cy.elements().remove();
-      performance.mark("layout");
-      const elements = elementsOf(this.tree, this.open, this.kept);
-      performance.measure("layout", "layout");
-      this.cy.add(elements);
+      this.cy.add(elementsOf(this.tree, this.open, this.kept));
     });
     this.mark();
   }
@@ -283,9 +280,25 @@ class Pane {
       for (const key of this.twins ?? []) this.cy.getElementById(this.seen(key)).addClass("twin");
     });
   }
+  // Of the boxes alone: cytoscape would measure every label and bend, for seconds in a large graph.
+  extent() {
+    const box = { x1: 0, y1: 0, x2: 1, y2: 1 };
+    for (const [i, node] of this.cy.nodes().toArray().entries()) {
+      const { x, y } = node.position(), { w, h } = node.data();
+      const here = { x1: x - w / 2, y1: y - h / 2, x2: x + w / 2, y2: y + h / 2 };
+      for (const end of ["x1", "y1", "x2", "y2"]) box[end] = i ? Math[end.endsWith("1") ? "min" : "max"](box[end], here[end]) : here[end];
+    }
+    return { ...box, w: box.x2 - box.x1, h: box.y2 - box.y1 };
+  }
+  fit() {
+    const box = this.extent();
+    const [w, h] = [this.cy.width(), this.cy.height()];
+    const zoom = Math.min(1.5, (w - 32) / box.w, (h - 32) / box.h);
+    this.cy.viewport({ zoom, pan: { x: w / 2 - (zoom * (box.x1 + box.x2)) / 2, y: h / 2 - (zoom * (box.y1 + box.y2)) / 2 } });
+  }
   // At first all of it where the text stays readable, else the upper end, or the first thing that was fused.
   first() {
-    const box = this.cy.elements().boundingBox();
+    const box = this.extent();
     const [w, h] = [this.cy.width(), this.cy.height()];
     const zoom = Math.min(1, Math.max(Math.min((w - 24) / box.w, (h - 24) / box.h), 0.62));
     const wide = box.w * zoom > w, tall = box.h * zoom > h;
@@ -376,7 +389,7 @@ class Pane {
       Enter: () => this.chosen && this.toggle(this.seen(this.chosen)),
       Backspace: () => this.chosen && this.pathOf(this.chosen).length && this.go(this.pathOf(this.chosen).at(-1)),
       Escape: () => { this.clear(); empty(); },
-      "+": () => this.zoom(1.3), "=": () => this.zoom(1.3), "-": () => this.zoom(1 / 1.3), 0: () => this.cy.fit(undefined, 16),
+      "+": () => this.zoom(1.3), "=": () => this.zoom(1.3), "-": () => this.zoom(1 / 1.3), 0: () => this.fit(),
     }[event.key];
     if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
   }
@@ -551,7 +564,7 @@ if (data.graph) {
     button.addEventListener("click", () => {
       start();
       for (const pane of Object.values(panes)) ({
-        in: () => pane.zoom(1.3), out: () => pane.zoom(1 / 1.3), fit: () => pane.cy.fit(undefined, 16),
+        in: () => pane.zoom(1.3), out: () => pane.zoom(1 / 1.3), fit: () => pane.fit(),
         expand: () => { for (const key of pane.tree.items.keys()) if (key[0] === "g") pane.open.add(key); pane.kept.clear(); pane.show(); pane.first(); },
         collapse: () => { pane.open = pane.firstOpen(); pane.kept.clear(); pane.show(); pane.first(); },
       })[button.dataset.view]();
