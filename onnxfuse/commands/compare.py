@@ -198,10 +198,23 @@ def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progres
     from onnxfuse.engine.run import Engine
 
     engines = {}
+    if wanted.layers:
+        _load_plugins(paths)
     for path in paths:
         progress(f"loading {path.name}")
         engines[path] = stack.enter_context(Engine.load(path))
     return engines
+
+
+def _load_plugins(engines: Sequence[Path]) -> None:
+    """The plugin library for engines that are built to look into: loaded first, as one that is inside of an engine would be in its way."""
+    from onnxfuse import plugins
+    from onnxfuse.engine import manifest, trt
+
+    known = [manifest.load(path) for path in engines if path.exists()]
+    if any(found is not None and found.plugins is not None for found in known):
+        trt.tensorrt()
+        trt.load_plugins(plugins.build(trt.gpu().sm).path)
 
 
 def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path, Any]) -> None:
@@ -330,14 +343,32 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     found = layers.look(
         base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
     )
-    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found), "feed": outcome.worst}}
+    notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
 
 def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> Subject:
-    from onnxfuse.verify import taps
+    from onnxfuse.engine import build
+    from onnxfuse.verify import pieces, taps
 
-    return taps.EngineSubject(task.names[path], role, path)
+    engine = task.engines[path]
+    others = (task.reference, *(other for other in task.names if other not in task.engines))
+    source = taps.source_of(engine.manifest, path, others)
+    parts = pieces.prepare(source or task.reference, feed, task.runtime, folder)
+    return taps.EngineSubject(
+        task.names[path],
+        role,
+        _engine_limits(task, engine),
+        engine,
+        engine.manifest,
+        source,
+        parts,
+        feed,
+        task.runtime,
+        folder,
+        build.in_memory,
+    )
 
 
 def _role(task: _Task, path: Path, taken: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""What `compare --layers` found, on the terminal: the verdict first, then the tensors that leave their tolerance and the error budget."""
+"""What `compare --layers` found, on the terminal, behind the verdict: the tensors that leave their tolerance and the error budget."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     if "inside" not in report:
         return
     console = console or Console()
-    for subject in report["inside"]["subjects"]:
-        good = subject["outside"] == 0 and subject["wrong"] is None
-        style = "green" if good else "red" if subject["wrong"] else "yellow"
-        console.print(terminal._text(f"Inside {subject['name']}: {'; '.join(subject['sentences'])}.", style))
-    for note in report["inside"]["notes"]:
-        console.print(terminal._text(f"  note: {note}"))
     _tensors(report, console)
     _budget(report, console)
 

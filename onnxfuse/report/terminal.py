@@ -26,6 +26,8 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     report = read.current(report)
     _verdict(report, console)
+    for sentence in summary.inside(report) if "inside" in report else ():
+        console.print(_text(f"  inside {sentence}"))
     for axis in report.get("axes") or ():
         console.print(_text(f"  {axis['name']}: {axis['answer']}"))
     _rows(report, console)

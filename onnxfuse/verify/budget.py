@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfuse.verify.layers import ALIKE, Inside, Row, Subject
@@ -130,14 +130,14 @@ def _named(row: Row, subject: Subject, reason: str) -> dict[str, Any]:
     }
 
 
-def summary(inside: Inside) -> dict[str, Any]:
-    """The findings on all subjects, for the head of a report."""
+def summary(inside: Inside, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The findings on all subjects, for the head of a report. notes: what else a reader should know."""
     sources = {name: source.to_dict() for name, source in inside.nonfinite.items()}
     return {
         "subjects": [verdict(inside, subject) for subject in inside.subjects],
         "nonfinite": sources,
         "batches": inside.batches,
-        "notes": [*_nonfinite(inside), *inside.notes],
+        "notes": [*_nonfinite(inside), *inside.notes, *notes],
     }
 
 

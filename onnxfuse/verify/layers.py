@@ -9,6 +9,7 @@ Memory is bounded: tensors are computed in batches of so many bytes, measured an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -213,7 +214,7 @@ class _Look:
         batches = list(self._batches())
         done = 0
         for batch in batches:
-            rows.extend(self._batch(batch, lambda what, at=done: progress(f"tensor {at + 1} of {len(self.order)}: {what}")))
+            rows.extend(self._batch(batch, functools.partial(self._say, progress, done)))
             done += len(batch)
         sources = {}
         for subject in (self.reference, *self.subjects):
@@ -231,6 +232,9 @@ class _Look:
             len(batches),
             (*self.notes, *self._loops()),
         )
+
+    def _say(self, progress: Progress, done: int, what: str) -> None:
+        progress(f"tensor {done + 1} of {len(self.order)}: {what}")
 
     def _loops(self) -> Iterator[str]:
         loops = self.reference.pieces.loops
@@ -279,7 +283,10 @@ class _Look:
         found = {value for name in names for value in names_read(self.reference.pieces.producers[name])}
         for subject in self.subjects:
             edges = self.edges[subject.name]
-            found.update(subject.needs([name for name in names if name in edges], edges))
+            mine = [name for name in names if name in edges]
+            found.update(subject.needs(mine, edges))
+            if _rounded(subject) is not None:
+                found.update(self.reference.needs(mine, edges))
         return {value for value in found if value in self.reference.kinds}
 
     def _batch(self, batch: Sequence[str], progress: Progress) -> Iterator[Row]:
@@ -294,12 +301,10 @@ class _Look:
             progress(subject.name)
             got[subject.name] = subject.fetch(names)
             progress(f"{subject.name}, piece by piece")
-            alone[subject.name] = self._tried(subject, lambda s=subject, n=names, e=edges: s.alone(n, e, want))
+            alone[subject.name] = self._tried(subject, functools.partial(subject.alone, names, edges, want))
             rounded = _rounded(subject)
             priced = [name for name in alone[subject.name] if rounded is not None and self.reference.kinds[name].is_float]
-            price[subject.name] = self._tried(
-                subject, lambda n=priced, e=edges, r=rounded: self.reference.alone(n, e, want, r) if n else {}
-            )
+            price[subject.name] = self._tried(subject, functools.partial(self.reference.alone, priced, edges, want, rounded))
         true: Outputs = {}
         if self.truth is not None:
             progress("float64")
@@ -404,7 +409,7 @@ def _measured(got: Any, want: Any, limits: Tolerance, noise: float) -> Metrics:
     steps = ("int8", "uint8", "int32")
     if limits.name == "quantized" and all(isinstance(value, np.ndarray) and value.dtype.name in steps for value in (got, want)):
         judged = measure(got.astype(np.float64), want.astype(np.float64), limits)
-        return dataclasses.replace(judged, dtype=want.dtype.name)
+        return dataclasses.replace(judged, dtype=want.dtype.name, ulp=0.0)
     return measure(got, want, limits, same_dtype=False, noise=noise, saturates=True)
 
 

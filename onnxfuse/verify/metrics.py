@@ -199,8 +199,8 @@ def _identical(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether two arrays of one shape have the same bits, as most tensors of a rewritten model have."""
     if got.dtype != want.dtype or not want.size:
         return False
-    bits = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (got, want)]
-    return bool(np.array_equal(*bits))
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (got, want))
+    return bool(np.array_equal(a, b))
 
 
 def _is_text(array: np.ndarray) -> bool:
@@ -316,14 +316,14 @@ def _largest(dtype: Any) -> float:
     """The largest finite value of a floating type, ml_dtypes' included."""
     import ml_dtypes
 
-    return float(ml_dtypes.finfo(dtype).max)
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def _digits(*dtypes: Any) -> tuple[int, int]:
     """(bits of the significand, exponent of the smallest normal number) of the coarsest of these floating types."""
     import ml_dtypes
 
-    found = [ml_dtypes.finfo(dtype) for dtype in dtypes]
+    found = [ml_dtypes.finfo(dtype) for dtype in dtypes]  # type: ignore[no-untyped-call]
     return min(int(info.nmant) + 1 for info in found), max(int(info.minexp) for info in found)
 
 

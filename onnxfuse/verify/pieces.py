@@ -99,6 +99,26 @@ class Pieces:
         proto.graph.output.extend([onnx.ValueInfoProto(name=OWN + name) for name in names])
         return Piece(proto, tuple(inputs), tuple(names))
 
+    def one(self, node: gs.Node, feeds: Mapping[str, np.ndarray]) -> tuple[bytes, onnx.ModelProto]:
+        """A model of `node` alone, all of whose inputs are fed, weights too: input k is called "ik", output k `OWN` and k. Also what tells
+        such models apart.
+        """
+        made = onnx.NodeProto()
+        Export(gs.Graph(nodes=[node])).node(made, node)
+        made.input[:] = [f"i{place}" if name else "" for place, name in enumerate(made.input)]
+        made.output[:] = [f"{OWN}{place}" if name else "" for place, name in enumerate(made.output)]
+        made.ClearField("metadata_props")
+        made.name = node.op
+        graph = helper.make_graph(
+            [made],
+            "alone",
+            [helper.make_tensor_value_info(name, weights.elem_type(value.dtype), list(value.shape)) for name, value in feeds.items()],
+            [onnx.ValueInfoProto(name=name) for name in made.output if name],
+        )
+        proto = helper.make_model(graph, opset_imports=list(self.model.header.opset_import), ir_version=self.model.ir_version)
+        proto.functions.extend(function for key, function in self.model.functions.items() if key == (node.domain, node.op))
+        return bytes(proto.SerializeToString(deterministic=True)), proto
+
 
 @dataclass(frozen=True)
 class Piece:
