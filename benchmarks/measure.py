@@ -95,7 +95,7 @@ def _searched(candidate: Candidate) -> results.Row:
     found = measuring.measure(
         Path(candidate.model),
         precision=candidate.precision,
-        feeds=feeds,
+        feeds=[feeds],
         settings=settings,
         progress=lambda words: print(f"{STEP}{words}", flush=True),
     )

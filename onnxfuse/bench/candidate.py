@@ -7,6 +7,7 @@ same files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -65,10 +66,11 @@ class Rewriting:
 class Candidate:
     """Two rewritings of one model to compare. Plain values only.
 
-    automatic: left to TensorRT; built without plugins. inputs: an .npz to run and time on. shapes: values of --shapes; none is the
-    shapes of the inputs, fixed. automatic_engine: where that engine is kept, and taken from where it is of the same model and rewriting.
-    fused_engine: the same of the other one; None keeps none. work: a folder for what is shared (the reference's outputs) and for
-    temporary files. timing_cache: shared by all builds. samples: of each engine's latency.
+    automatic: left to TensorRT; built without plugins. inputs: an .npz to run and time on. work: a folder for what is shared (outputs of the
+    reference) and for temporary files. automatic_engine: where that engine is kept, and taken from where it is of the same model and
+    rewriting. fused_engine: the same of the other one; None keeps none. ranges: a JSON object of the largest magnitude of each of the
+    model's tensors, for conversion to fp16; None measures them on the inputs, each time. shapes: values of --shapes; none is the
+    shapes of the inputs, fixed. timing_cache: shared by all builds. samples: of each engine's latency.
     """
 
     model: str
@@ -80,6 +82,7 @@ class Candidate:
     automatic_engine: str
     fused_engine: str | None = None
     keep_fp32: tuple[str, ...] = ()
+    ranges: str | None = None
     shapes: tuple[str, ...] = ()
     timing_cache: str | None = None
     samples: int = 200
@@ -213,6 +216,8 @@ def _side(
         "rewriting": asdict(rewriting),
         "precision": candidate.precision,
         "keep_fp32": list(candidate.keep_fp32),
+        "ranges": None if candidate.ranges is None else hashlib.sha256(Path(candidate.ranges).read_bytes()).hexdigest(),
+        "inputs": {name: _digest(array) for name, array in feeds.items()},
         "shapes": list(shapes),
     }
     sites = _stamped(stamp, made_of)
@@ -267,6 +272,7 @@ def _optimized(candidate: Candidate, rewriting: Rewriting, out: Path, feeds: Map
         keep_fp32=candidate.keep_fp32,
         gpu=gpus.resolve("auto"),
         feeds=[dict(feeds)],
+        ranges=None if candidate.ranges is None else json.loads(Path(candidate.ranges).read_text(encoding="utf-8")),
         check=False,
     )
     return tuple(decision.to_dict() for decision in result.decisions if decision.fused)
@@ -308,8 +314,6 @@ def _reference(model: Path, feeds: Mapping[str, Array], work: Path) -> Outputs:
 
 
 def _digest(array: Array) -> str:
-    import hashlib
-
     return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 

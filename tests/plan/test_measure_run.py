@@ -21,6 +21,7 @@ from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.measuring import Interrupted, Machine, Measurement, Settings
 from onnxfuse.plan import planfile, store
 from onnxfuse.report import read
+from onnxfuse.verify.reference import Runtime
 from tests.bench import standin
 from tests.commands.conftest import transformer_tail
 from tests.plan import lab
@@ -46,7 +47,7 @@ FEW = Settings(samples=24)
 
 
 def measured(model: Path, feeds: Any = FEEDS, settings: Settings = FEW, **more: Any) -> Measurement:
-    return measuring.measure(model, feeds=feeds, settings=settings, **more)
+    return measuring.measure(model, feeds=[feeds], settings=settings, **more)
 
 
 def results(of: Measurement) -> list[Path]:
@@ -153,6 +154,28 @@ def test_a_result_holds_only_for_what_it_was_measured_on(work: Lab, model: Path,
     else:
         more = {"settings": Settings(samples=25)}
     assert measured(model, **more).resumed == 0
+
+
+def test_ranges_are_measured_once_and_the_model_written_is_the_one_measured(
+    work: Lab, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all feeds: the second one is so large that float16 cannot hold the residual sum."""
+    asked: list[int] = []
+    own = Runtime.ranges
+
+    def ranges(self: Runtime, path: Path, feeds: Any, *more: Any) -> dict[str, float]:
+        asked.append(len(feeds))
+        return own(self, path, feeds, *more)
+
+    monkeypatch.setattr(Runtime, "ranges", ranges)
+    large = {"x": FEEDS["x"] * 30000, "r": FEEDS["r"] * 30000}
+    of = measuring.measure(model, feeds=[FEEDS, large], settings=FEW, precision="fp16")
+    assert of.ranges is not None
+    assert of.ranges["sum"] > 65504
+    out = tmp_path / "out.onnx"
+    pipeline.optimize(model, out, policy="measure", measured=of.plan, precision="fp16", feeds=of.feeds, ranges=of.ranges, check=False)
+    assert asked == [2]
+    assert onnx.load(out) == onnx.load(of.folder / "final.onnx")
 
 
 def test_failures_are_not_kept(work: Lab, model: Path) -> None:
