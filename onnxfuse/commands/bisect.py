@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,8 +78,7 @@ def bisect(
     sizes = options.dims(dims or [])
     given = options.feeds(data, dims or [], model)
     folder = out or model.with_suffix(".bisect")
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"cannot write {folder}: it is a file; give -o a folder")
+    _require_folder(folder)
     wanted = Wanted(model, other, plan, policy, precision, tensorrt, given, sizes, seed, repeats, tries, rtol, atol, folder)
     with progress.status() as say:
         found = of_precision(wanted, say) if precision else of_sites(wanted, say)
@@ -104,6 +104,22 @@ def _require(model: Path, other: Path | None, plan: Path | None, policy: str, pr
             raise BadInput(f"{path}: no such file; give an .onnx model" + (" or an .engine file" if path == other else ""))
         if path is not None and path.suffix != ".engine":
             read.load(path)
+
+
+def _require_folder(folder: Path) -> None:
+    """Before the work is done, not after it. Nothing is made yet: where all agrees, there is nothing to write."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"cannot write {folder}: it is a file; give -o a folder")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(f"cannot write {folder}: folder {there} cannot be written to; give -o another folder")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give -o another folder") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- sites
@@ -163,6 +179,9 @@ def _told(case: Case, finding: Finding, fused: Path, whole: float, baseline: flo
     verdict = finding.verdict
     if verdict == "agree" and not (whole <= 1 and baseline <= 1):
         verdict = "rounding" if baseline <= 1 else "elsewhere"
+    if finding.guilty:
+        for name in ("bisect.json", "plan.json", "repro.onnx", "repro.fused.onnx", "repro.npz"):  # of an earlier search
+            (case.wanted.folder / name).unlink(missing_ok=True)
     made = _reproduced(case, finding) if finding.guilty else None
     report = _report(case, dataclasses.replace(finding, verdict=verdict), fused, made)
     report |= {"apart": finding.figure, "figure": whole, "baseline": baseline}
@@ -295,18 +314,22 @@ def _reproduced(case: Case, finding: Finding) -> Reproduction | None:
         judge = against(case.cpu.run(first, [feeds]), case.limits, case.backend.same_dtype)
         return max(judge(case.backend.run(second, [feeds])) for _ in range(finding.repeats))
 
-    case.wanted.folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(case.wanted.folder)
     return repro.reproduce(case.pair, guilty, fetch, verify, case.wanted.folder, "repro", case.say)
 
 
 def _plan(case: Case, finding: Finding) -> str | None:
-    """Writes a plan that leaves the guilty sites unfused; returns its path. None where they are no sites of fusions."""
+    """Writes a plan that leaves the guilty sites unfused; returns its path. None where they are no sites of fusions, or MODEL is
+    fused itself.
+    """
     import json
 
     from onnxfuse.graph.files import atomic
+    from onnxfuse.graph.model import DOMAIN
+    from onnxfuse.verify.skim import skeleton
 
     keys = dict.fromkeys(key for site in finding.guilty for key in case.pair.regions[site].keys)
-    if not keys:
+    if not keys or any(node.domain == DOMAIN for node in skeleton(case.wanted.model).graph.node):
         return None
     reason = "found by bisect: the outputs disagree with it"
     sites = [{"fusion": fusion, "output": output, "decision": "kept", "reason": reason} for fusion, output in keys]
@@ -360,7 +383,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
     half: Precision = "fp16" if wanted.precision == "fp16" else "bf16"
     with _scratch() as scratch, Runtime() as runtime:
         fused = _optimized(wanted, scratch, say)
-        _, given = _given(wanted, fused, runtime, 2, say)
+        cpu, given = _given(wanted, fused, runtime, 2, say)
         say("measuring ranges")
         ranges = runtime.ranges(wanted.model, given.feeds) if half == "fp16" else None
         conversions = Conversions(fused, half, ranges, scratch)
@@ -381,7 +404,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
         "model": str(wanted.model),
         "precision": half,
         "policy": wanted.policy,
-        "evaluator": f"{given.evaluator}, in float32 and rounded after each operator",
+        "evaluator": dataclasses.replace(cpu, rounded=True).name,
         **dataclasses.asdict(remedy),
         "types": {name: nodes[name] for name in remedy.keep},
         "total": len(nodes),
@@ -413,6 +436,6 @@ def _write(report: Mapping[str, Any], folder: Path) -> None:
             return [plain(item) for item in value]
         return value if not isinstance(value, float) or math.isfinite(value) else None if math.isnan(value) else str(value)
 
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     with atomic(folder / "bisect.json") as temporary:
         temporary.write_text(json.dumps(plain(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

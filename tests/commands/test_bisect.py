@@ -62,6 +62,20 @@ def test_what_agrees_says_so_and_leaves_nothing_behind(model: Path, tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_fused_model_is_bisected_against_another_without_a_plan(broken: tuple[Path, Path, str], tmp_path: Path, run_cli: Cli) -> None:
+    """MODEL may be a fused file, too; there is no plan for what is fused already. What an earlier search left is gone."""
+    source, fused, name = broken
+    sound = tmp_path / "sound.onnx"
+    pipeline.optimize(source, sound, policy="all", check=False)
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "plan.json").write_text("{}")
+    done = run_cli("bisect", sound.name, "--other", fused.name, "--data", "inputs.npz", "-o", "found")
+    assert done.returncode == 1
+    assert name in done.stderr
+    assert not (tmp_path / "found" / "plan.json").exists()
+    assert (tmp_path / "found" / "repro.npz").exists()
+
+
 def test_precision_prints_options_that_optimize_takes(tmp_path: Path, run_cli: Cli) -> None:
     from tests.verify.test_bisect_precision import cancelling
 

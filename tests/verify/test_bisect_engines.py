@@ -111,6 +111,13 @@ def test_half_precision_crosses_by_value(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(outputs["y"], np.full((4, 32), 1.5, np.float32))
 
 
+def wanted(source: Path, folder: Path) -> command.Wanted:
+    return command.Wanted(
+        model=source, other=None, plan=None, policy="all", precision=None, tensorrt=True, feeds=[plants.encoder_feeds()], dims={}, seed=0,
+        repeats=2, tries=1000, rtol=None, atol=None, folder=folder / "found",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_faulty_plugin_is_found_by_the_command(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, crash: bool) -> None:
     """All but TensorRT: the model is optimized, engines are built of it with subsets of plugins, and the node is reproduced."""
@@ -118,11 +125,7 @@ def test_a_faulty_plugin_is_found_by_the_command(tmp_path: Path, runtime: Runtim
     guilty = [node.name for node in plants.edited(fused).graph.node if node.op_type == "SkipLayerNormalization"][1]
     monkeypatch.setattr(child, "run", process(runtime, lambda name: name == guilty, crash))
     monkeypatch.setattr(command, "_require_gpu", lambda: None)
-    wanted = command.Wanted(
-        model=source, other=None, plan=None, policy="all", precision=None, tensorrt=True, feeds=[plants.encoder_feeds()], dims={}, seed=0,
-        repeats=2, tries=1000, rtol=None, atol=None, folder=tmp_path / "found",
-    )  # fmt: skip
-    report = command.of_sites(wanted, lambda text: None)
+    report = command.of_sites(wanted(source, tmp_path), lambda text: None)
     assert report["verdict"] == "found"
     assert [site["name"] for cause in report["causes"] for site in cause["sites"]] == [guilty]
     assert report["sites"] == 6
@@ -131,3 +134,21 @@ def test_a_faulty_plugin_is_found_by_the_command(tmp_path: Path, runtime: Runtim
     assert "onnxfuse build-engine" in lines
     assert "SIGSEGV" in lines or not crash
     assert [node.name for node in onnx.load(report["reproduction"]["fused"]).graph.node] == [guilty]
+
+
+def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _ = plants.fused(plants.encoder(), tmp_path)
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        done = process(runtime)(arguments, timeout, watch)
+        for path in Path(arguments[1]).parent.glob("outputs.*.npz"):
+            np.savez(path, y=-np.load(path)["y"])
+        return done
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(command, "_require_gpu", lambda: None)
+    report = command.of_sites(wanted(source, tmp_path), lambda text: None)
+    assert report["verdict"] == "elsewhere"
+    assert report["baseline"] > 1
+    assert "disagrees with every site off, too" in words.headline(report)
+    assert not (tmp_path / "found").exists()

@@ -40,8 +40,11 @@ class OnnxRuntime:
     runtime: Runtime
     evaluator: str
     rounded: bool = False
-    name: str = "onnxruntime"
     same_dtype: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.evaluator}, in float32 and rounded after each operator" if self.rounded else self.evaluator
 
     def run(self, model: Path, feeds: Sequence[Feeds], tensors: Sequence[str] | None = None) -> Sequence[Outputs]:
         """Outputs, or these tensors, for each feed."""

@@ -154,6 +154,7 @@ class Pair:
         # Defaults of inputs, which nobody need read.
         proto.graph.initializer.extend(t for t in self.new.proto.graph.initializer if t.name in declared and t.name not in kept)
         proto.graph.sparse_initializer.extend(part.sparse)
+        proto.graph.value_info.extend(part.types())
         return self._finished(proto)
 
     def window(self, on: Collection[str], outputs: Sequence[str], inside: Collection[str]) -> ModelProto:
@@ -168,6 +169,7 @@ class Pair:
             [self._value(name) for name in outputs],
             part.constants,
             sparse_initializer=part.sparse,
+            value_info=part.types(),
         )
         proto = helper.make_model(graph, opset_imports=list(self.new.proto.opset_import), ir_version=self.new.proto.ir_version)
         proto.functions.extend(self.new.proto.functions)
@@ -401,6 +403,12 @@ class _Assembly:
         self._done: set[Value] = set()  # values that are there
         for name in outputs:
             self._make((name, _OLD))
+
+    def types(self) -> list[ValueInfoProto]:
+        """The element types of what the nodes make. Sizes are left to inference, which knows them for what is fed."""
+        known = ((self._name(value), self._kind(value)) for value in self._done if value[0] not in self.outputs)
+        made = {name for node in self.nodes for name in node.output}
+        return [helper.make_tensor_value_info(name, kind, None) for name, kind in sorted(known) if kind and name in made]
 
     def _primary(self, name: str) -> str:
         """Whose nodes compute a tensor that both make."""

@@ -52,13 +52,15 @@ def times(figure: float) -> str:
 
 def site_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """All that is told of sites."""
-    count, tries = report["sites"], f"{report['tries']} tries in {'TensorRT' if report['backend'] == 'tensorrt' else 'onnxruntime'}"
+    count, where = report["sites"], report["backend"]
     name = visible(report["other"])
     if report["verdict"] == "agree":
         often = f" in {report['runs']} runs" if report["runs"] > 1 else ""
-        yield f"{name}: agrees with all of its {count} sites on{often} ({times(report['figure'])})"
+        sites = f"all of its {count} sites" if count > 1 else "its site" if count else "no site at all"
+        yield f"{name}: agrees with {sites} on{often} ({times(report['figure'])}), in {where}"
         return
-    yield f"{name}: {count} sites, {tries}; {times(report['figure'])} with all on, {times(report['baseline'])} with all off"
+    yield f"{name}: {count} sites, {report['tries']} tries in {where}"
+    yield f"{times(report['figure'])} with all sites on, {times(report['baseline'])} with all off"
     yield f"the sites change the outputs by {times(report['apart'])}"
     if 0 < report["flips"] < report["runs"]:
         yield f"intermittent: {report['flips']} of {report['runs']} runs disagree; a set of sites is asked up to {report['repeats']} times"
@@ -108,7 +110,7 @@ def _remedies(report: Mapping[str, Any]) -> Iterator[str]:
 def reproduction_command(report: Mapping[str, Any]) -> str:
     """One line that shows the disagreement again."""
     made = report["reproduction"]
-    if report["backend"] == "onnxruntime":
+    if report["backend"] != "tensorrt":
         return shlex.join(["onnxfuse", "compare", made["original"], made["fused"], "--data", made["data"]])
     engine = str(Path(made["fused"]).with_suffix(".engine"))
     build = shlex.join(["onnxfuse", "build-engine", made["fused"], "-o", engine])
