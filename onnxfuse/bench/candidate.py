@@ -66,8 +66,8 @@ class Rewriting:
 class Candidate:
     """Two rewritings of one model to compare. Plain values only.
 
-    automatic: left to TensorRT; built without plugins. inputs: an .npz to run and time on. work: a folder for what is shared (outputs of the
-    reference) and for temporary files. automatic_engine: where that engine is kept, and taken from where it is of the same model and
+    automatic: left to TensorRT; built without plugins. inputs: an .npz to run and time on. work: a folder for what is shared (outputs of
+    the reference) and for temporary files. automatic_engine: where that engine is kept, and taken from where it is of the same model and
     rewriting. fused_engine: the same of the other one; None keeps none. ranges: a JSON object of the largest magnitude of each of the
     model's tensors, for conversion to fp16; None measures them on the inputs, each time. shapes: values of --shapes; none is the
     shapes of the inputs, fixed. timing_cache: shared by all builds. samples: of each engine's latency.
@@ -144,7 +144,8 @@ def measure(
         if not same:
             clock.step("fused", "the fused engine")
             engine = Path(candidate.fused_engine or Path(scratch) / "fused.engine")
-            fused = _side(candidate, candidate.fused, engine, feeds, shapes, plugins=True)
+            fused = _side(candidate, candidate.fused, engine, feeds, shapes, plugins=True, like=automatic)
+            same = fused.engine == automatic.engine
         clock.step("reference", "the reference in onnxruntime")
         wanted = _reference(Path(candidate.model), feeds, work)
         clock.step("check", "comparing the outputs")
@@ -168,7 +169,7 @@ def measure(
         "ratio": ratio.to_dict(),
         "verdict": stats.verdict(ratio),
         "others_ms": {name: timed.median(name).to_dict() for name in more.engines},
-        "same_engine": same or automatic.manifest.model_sha256 == fused.manifest.model_sha256,
+        "same_engine": same,
         "sites": list(fused.sites),
         "agrees": agrees,
         "max_abs": _number(errors["fused"]["max_abs"]),
@@ -206,9 +207,17 @@ def in_child(candidate: Candidate, timeout: float, watch: child.Watch | None = N
 
 
 def _side(
-    candidate: Candidate, rewriting: Rewriting, engine: Path, feeds: Mapping[str, Array], shapes: Sequence[str], plugins: bool
+    candidate: Candidate,
+    rewriting: Rewriting,
+    engine: Path,
+    feeds: Mapping[str, Array],
+    shapes: Sequence[str],
+    plugins: bool,
+    like: Side | None = None,
 ) -> Side:
-    """The engine of the rewritten model: the one that is there, where it was made of just this, or a new one."""
+    """The engine of the rewritten model: the one that is there, where it was made of just this, or a new one; or that of `like`, where the
+    model is the same.
+    """
     model, stamp = engine.with_suffix(".onnx"), engine.with_suffix(".made-of.json")
     made_of = {
         "onnxfuse": __version__,
@@ -226,6 +235,8 @@ def _side(
         return Side(model, engine, known, sites)
     stamp.unlink(missing_ok=True)
     sites = _optimized(candidate, rewriting, model, feeds)
+    if like is not None and manifest.model_digest(model) == like.manifest.model_sha256:
+        return replace(like, sites=sites)
     cache = Path(candidate.timing_cache) if candidate.timing_cache else None
     built = build.build(model, engine, shapes=shapes, timing_cache=cache, use_plugins=plugins)
     with atomic(stamp) as part:

@@ -113,9 +113,11 @@ def test_an_engine_against_itself_is_built_once_and_is_no_two_engines(candidate:
     assert "layers" not in result
 
 
-def test_sites_that_are_not_there_make_the_same_model(candidate: Candidate, builds: Builds) -> None:
+def test_what_makes_the_same_model_is_not_built(candidate: Candidate, builds: Builds) -> None:
     absent = Rewriting("measure", sites=(("skip_layernorm", "nowhere", True),))
-    assert work.measure(dataclasses.replace(candidate, fused=absent))["same_engine"]
+    result = work.measure(dataclasses.replace(candidate, fused=absent))
+    assert result["same_engine"]
+    assert [name for name, *_ in builds.done] == ["automatic.engine"]
 
 
 def test_outputs_that_disagree_are_marked(candidate: Candidate, builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +208,25 @@ def test_a_fault_in_a_child_is_a_failed_result(candidate: Candidate) -> None:
     assert "absent.onnx" in result["failed"] or "TensorRT" in result["failed"]
     assert "\n" not in result["failed"]
     assert not list(Path(candidate.work).glob("order-*"))
+
+
+def test_the_child_reads_its_order_tells_its_steps_and_writes_its_answer(
+    candidate: Candidate, builds: Builds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `in_child` starts, in this process."""
+    order, answer = tmp_path / "order.json", tmp_path / "answer.json"
+    order.write_text(json.dumps(candidate.to_dict()))
+    assert work.main(order, answer) == 0
+    assert json.loads(answer.read_text())["verdict"] == "faster"
+    assert capsys.readouterr().out.splitlines() == [
+        "step: the automatic engine", "step: the fused engine", "step: the reference in onnxruntime", "step: comparing the outputs",
+        "step: timing", "step: timing layer by layer", "step: done",
+    ]  # fmt: skip
+    answer.unlink()
+    order.write_text(json.dumps({**candidate.to_dict(), "model": "absent.onnx"}))
+    assert work.main(order, answer) == 2
+    assert "error: absent.onnx" in capsys.readouterr().err
+    assert not answer.exists()
 
 
 def test_the_reference_is_onnxruntimes(candidate: Candidate, builds: Builds) -> None:
