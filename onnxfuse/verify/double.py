@@ -313,7 +313,7 @@ def _cast(call: _Call) -> Array | None:
 
 
 def _erf(x: Array) -> Array:
-    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+    return np.asarray(np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape))
 
 
 def _gelu(call: _Call) -> Array:
