@@ -14,7 +14,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxfuse.commands.bisect import Wanted, of_sites
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.verify import check
+from onnxfuse.verify import check, inputs
 from onnxfuse.verify.bisect import regions, repro
 from onnxfuse.verify.bisect.oracles import against, exchanging
 from onnxfuse.verify.bisect.regions import Pair
@@ -64,8 +64,8 @@ def assert_reproduces(report: dict[str, object]) -> None:
     original, fused, data = (Path(made[name]) for name in ("original", "fused", "data"))
     for path in (original, fused):
         onnx.checker.check_model(str(path), full_check=True)
-    with np.load(data) as stored:
-        feeds = [{name: stored[name] for name in stored.files}]
+    assert all(dim.HasField("dim_value") for value in onnx.load(str(fused)).graph.input for dim in value.type.tensor_type.shape.dim)
+    feeds = inputs.from_data(data, original)
     with Runtime() as runtime:
         assert not check.check_models(original, fused, feeds, runtime=runtime).agrees
 
