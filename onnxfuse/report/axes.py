@@ -193,26 +193,30 @@ def _generality(report: Report) -> dict[str, Any]:
         facts.append((kernel["op"], f"sm_{kernel['oldest_sm']} and newer; {', '.join(kernel['dtypes'])}; {width}"))
     facts += [("outside of that", outside) for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ())]
     sites = report.get("sites")
-    rows = [row for row in report.get("rows") or () if "failed" not in row]
-    without = sum(not row.get("sites") for row in rows)
-    answer = (
-        f"{len({row['name'] for row in rows})} models measured; {without} rows have no site."
-        if rows
-        else "No site was looked for in this report."
-    )
     if sites is not None:
-        fused = sum(site["decision"] == "fused" for site in sites)
-        answer = (
-            f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT."
-            if sites
-            else "No fusion has a site in this model."
-        )
         facts.append(("near misses, each with its reason", str(len(report.get("misses") or ()))))
     machine = report.get("machine") or {}
     if machine.get("gpu"):
-        facts.append(("measured on", ", ".join(str(machine[key]) for key in ("gpu", "tensorrt", "driver") if machine.get(key))))
+        words = {"gpu": "", "tensorrt": "TensorRT ", "driver": "driver "}
+        facts.append(("measured on", ", ".join(f"{word}{machine[key]}" for key, word in words.items() if machine.get(key))))
         facts.append(("on other GPUs and versions", "these figures are estimates; measure again"))
-    return _axis("generality", question, answer, None, facts)
+    return _axis("generality", question, _where_it_holds(report), None, facts)
+
+
+def _where_it_holds(report: Report) -> str:
+    sites = report.get("sites")
+    rows = [row for row in report.get("rows") or () if "failed" not in row]
+    if sites:
+        fused = sum(site["decision"] == "fused" for site in sites)
+        if fused == len(sites):
+            return f"All {fused} legal sites are fused."
+        return f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT."
+    if sites is not None:
+        return "No fusion has a site in this model."
+    if rows:
+        names = len({row["name"] for row in rows})
+        return f"{names} models were measured; {sum(not row.get('sites') for row in rows)} of {len(rows)} rows have no site."
+    return "No site was looked for in this report."
 
 
 def interval(ratio: Mapping[str, Any]) -> str:

@@ -246,8 +246,8 @@ def _verdict(found: Difference) -> dict[str, Any]:
     better = [entry for entry in found["accuracy"] if entry["verdict"] == "now agrees"]
     sites = found["sites"]
     decisions = len(sites["changed"]) + len(sites["added"]) + len(sites["removed"])
-    parts = [f"{len(worse)} no longer agree"] if worse else []
-    parts += [f"{len(better)} agree now"] if better else []
+    parts = [f"{len(worse)} no longer {'agrees' if len(worse) == 1 else 'agree'}"] if worse else []
+    parts += [f"{len(better)} {'agrees' if len(better) == 1 else 'agree'} now"] if better else []
     parts += [f"{count} {word}" for count, word in ((faster, "faster"), (slower, "slower")) if count]
     parts += [f"{decisions} {'decision' if decisions == 1 else 'decisions'} changed"] if decisions else []
     headline = ", ".join(parts) if parts else "No difference that matters"

@@ -45,6 +45,9 @@ def joined(reports: Sequence[Report]) -> Report:
     found = dict(first)
     for other in others:
         found.update({name: part for name, part in other.items() if found.get(name) in (None, [], {})})
+    whole = [report for report in reports if "after" in (report.get("graph") or {})]
+    if whole:  # places in a graph are those of its own report's sites
+        found.update({name: whole[0][name] for name in ("graph", "sites", "kernels") if name in whole[0]})
     machines = [report.get("machine") or {} for report in reports]
     # Where the GPU was says more than where the file was rewritten.
     found["machine"] = next((machine for machine in machines if machine.get("gpu")), machines[0])

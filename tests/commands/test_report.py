@@ -70,7 +70,7 @@ def test_a_difference_is_shown_and_written(run_cli: Callable[..., Any], written:
     out = tmp_path / f"diff{suffix}"
     done = run_cli("report", "diff", str(written), str(other), "-o", str(out))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("✗ 1 no longer agree")
+    assert done.stdout.startswith("✗ 1 no longer agrees")
     assert "no longer agree" in out.read_text(encoding="utf-8")
 
 

@@ -70,7 +70,7 @@ def opened(browser: Any, tmp_path: Path, require_external: Callable[[str], NoRet
         yield open_report
         for tab in tabs:
             assert tab.said == []
-            assert [url for url in tab.asked if not url.startswith(("file:", "blob:"))] == []
+            assert [url for url in tab.asked if not url.startswith(("file:", "blob:", "data:image/png"))] == []
             assert sum(url.startswith("file:") for url in tab.asked) == 1
 
 
@@ -228,7 +228,11 @@ def test_paper_has_charts_and_no_controls(opened: Callable[..., Tab], transforme
     assert tab.js("[...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
     assert tab.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not tab.page.is_visible(".contents")
+    pictures = tab.page.locator(".pane .picture")
+    assert pictures.count() == 2
+    assert all(tab.js("[...document.images].map((image) => image.complete && image.naturalHeight > 300)"))
     tab.js("dispatchEvent(new Event('afterprint'))")
+    assert pictures.count() == 0
 
 
 def test_a_model_of_two_thousand_nodes(opened: Callable[..., Tab], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_every_change_is_named() -> None:
     assert [site["output"] for site in found["sites"]["removed"]] == ["t2"]
     assert found["sites"]["same"] == 2
     assert [(entry["name"], entry["verdict"]) for entry in found["accuracy"]] == [("output y of rewritten model", "no longer agrees")]
-    assert found["verdict"] == {"good": False, "headline": "1 no longer agree, 2 faster, 2 decisions changed"}
+    assert found["verdict"] == {"good": False, "headline": "1 no longer agrees, 2 faster, 2 decisions changed"}
 
 
 def test_the_same_report_twice_is_no_difference() -> None:

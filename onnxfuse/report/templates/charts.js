@@ -10,7 +10,7 @@ if (data.timings) {
   bars.sort((a, b) => (b.name === baseline) - (a.name === baseline));
   const names = bars.map((bar) => bar.name);
   chart("chart-latency", (width) => Plot.plot({
-    ...base, width, height: 34 + bars.length * 62, marginLeft: 12, marginRight: 150, marginTop: 6, marginBottom: 34,
+    ...base, width, height: 34 + bars.length * 62, marginLeft: 18, marginRight: 150, marginTop: 6, marginBottom: 34,
     x: { label: "milliseconds", zero: true, ticks: 5, grid: true, domain: [0, d3.max(bars, (b) => b.high) * 1.02], insetRight: 0 },
     y: { domain: names, axis: null, padding: 0.1 },
     marks: [

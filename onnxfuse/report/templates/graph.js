@@ -572,7 +572,19 @@ if (data.graph) {
   }
   $("node-list").addEventListener("toggle", () => { if ($("node-list").open && !$("node-list").querySelector("table")) nodeTable(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  // Paper is white, whatever the screen is.
-  addEventListener("beforeprint", () => { start(); document.documentElement.classList.add("paper"); repaint(); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); repaint(); });
+  // Paper is white, whatever the screen is, and shows all that is open as a picture.
+  addEventListener("beforeprint", () => {
+    start();
+    document.documentElement.classList.add("paper");
+    repaint();
+    for (const pane of Object.values(panes)) {
+      const picture = el("img", { class: "picture", alt: `The graph ${pane.side}, as it was open on the screen`, src: pane.cy.png({ full: true, maxWidth: 1600, maxHeight: 2400, bg: paint["--paper"] }) });
+      pane.holder.after(picture);
+    }
+  });
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("paper");
+    for (const picture of document.querySelectorAll(".picture")) picture.remove();
+    repaint();
+  });
 }
