@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -116,6 +117,34 @@ def wanted(source: Path, folder: Path) -> command.Wanted:
         model=source, other=None, plan=None, policy="all", precision=None, tensorrt=True, feeds=[plants.encoder_feeds()], dims={}, seed=0,
         repeats=2, tries=1000, rtol=None, atol=None, folder=folder / "found",
     )  # fmt: skip
+
+
+def test_an_intermittent_plugin_is_told_with_how_often(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong in every other run of an engine."""
+    source, fused = plants.fused(plants.encoder(), tmp_path)
+    guilty = next(node.name for node in plants.edited(fused).graph.node if node.op_type == "BiasGelu")
+    right, wrong = process(runtime), process(runtime, lambda name: name == guilty)
+
+    def damage(model: onnx.ModelProto, name: str, epsilon: float) -> None:
+        plants.node(model, name).input[1] = plants.node(model, name).input[1].replace("l0", "l1")
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        folder = Path(arguments[1]).parent
+        right(arguments, timeout, watch)
+        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
+        done = wrong(arguments, timeout, watch)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+        return done
+
+    monkeypatch.setattr(plants, "wrong_epsilon", damage)
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(command, "_require_gpu", lambda: None)
+    report = command.of_sites(dataclasses.replace(wanted(source, tmp_path), repeats=4), lambda text: None)
+    assert [site["name"] for cause in report["causes"] for site in cause["sites"]] == [guilty]
+    assert (report["flips"], report["runs"]) == (4, 8)
+    assert "disagrees in 4 of 8 runs because of bias_gelu" in words.headline(report)
+    assert "intermittent: 4 of 8 runs disagree" in "\n".join(words.site_lines(report))
 
 
 @pytest.mark.parametrize("crash", [False, True])

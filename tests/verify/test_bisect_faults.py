@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,6 +165,17 @@ def test_two_faults_that_show_only_together(tmp_path: Path) -> None:
     assert cause["kind"] == "together"
     assert [site["name"] for site in cause["sites"]] == ["first", "second"]
     assert_reproduces(report)
+
+
+def test_sites_that_a_plan_keeps_are_no_sites(tmp_path: Path) -> None:
+    source, _ = plants.fused(plants.encoder(), tmp_path)
+    everything = wanted(source, None, tmp_path / "out", [plants.encoder_feeds()])
+    plan = tmp_path / "plan.json"
+    outputs = [f"l{i}_{part}_norm_out" for i in (0, 1) for part in ("attention", "mlp")]
+    plan.write_text(json.dumps({"sites": [{"fusion": "skip_layernorm", "output": name, "decision": "kept"} for name in outputs]}))
+    whole, less = (of_sites(dataclasses.replace(everything, plan=path), silent) for path in (None, plan))
+    assert whole["verdict"] == less["verdict"] == "agree"
+    assert whole["sites"] - less["sites"] == 4
 
 
 def test_an_untouched_file_agrees_and_writes_nothing(tmp_path: Path) -> None:

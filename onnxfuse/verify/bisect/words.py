@@ -38,7 +38,8 @@ def headline(report: Mapping[str, Any]) -> str:
         )
     guilty = [site["words"] for cause in report["causes"] if cause["kind"] != "rounding" for site in cause["sites"]]
     more = f" and {len(guilty) - 2} more" if len(guilty) > 2 else ""
-    return f"{name}: disagrees because of {visible(', '.join(guilty[:2]))}{more}"
+    often = f" in {report['flips']} of {report['runs']} runs" if report["flips"] < report["runs"] else ""
+    return f"{name}: disagrees{often} because of {visible(', '.join(guilty[:2]))}{more}"
 
 
 def times(figure: float) -> str:
