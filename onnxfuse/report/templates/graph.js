@@ -393,10 +393,12 @@ class Pane {
     }[event.key];
     if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
   }
-  go(key) {
+  go(key, both = false) {
     this.reveal(key);
     this.choose(key);
     this.centre(key);
+    const other = panes[this.side === "before" ? "after" : "before"];
+    if (both && other?.twins.length) { other.reveal(other.twins[0]); other.mark(); other.centre(other.twins[0]); }
   }
 }
 
@@ -462,7 +464,9 @@ function error(name) {
   return tensor ? el("div", { class: tensor.agrees === false ? "no" : "quiet" }, `error: max abs ${figure(tensor.max_abs ?? tensor.fused?.max_abs)}${tensor.agrees === false ? ", differs" : ""}`) : null;
 }
 function decision(site, pane) {
-  const names = [...new Set(site.nodes)];
+  // The nodes of the source: a site may name what an earlier fusion made of some of them.
+  const own = data.graph.before?.nodes.filter((node) => sites[node.site] === site).map((node) => node.name) ?? [];
+  const names = [...new Set(own.length ? own : site.nodes)];
   const other = { before: "after", after: "before" }[pane.side];
   const link = site.node && other === "after" && panes.after ? el("button", { type: "button", class: "link", onclick: () => showNode(site.node, "after") }, site.node) : site.node ? el("code", {}, site.node) : null;
   return el("div", { class: "decision", style: `--c: ${colourOf(site.fusion)}` },
@@ -478,7 +482,7 @@ function showNode(name, side) {
     const i = pane.tree.nodes.findIndex((node) => !node.kind && (node.name === name || node.outputs[0]?.[0] === name));
     if (i >= 0) {
       if (pane.holder.closest(".pane").hidden) showSides("both");
-      pane.go(`n${i}`);
+      pane.go(`n${i}`, true);
       $("graph").scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
       return;
     }
@@ -504,7 +508,7 @@ function search() {
   $("found-count").textContent = $("find").value.trim() ? (count ? `${count} found${count > 50 ? ", the first 50 are listed" : ""}` : "nothing found") : "";
   list.hidden = !count;
   list.replaceChildren(...searched.slice(0, 50).map(({ side, key, node, site }) => el("li", {},
-    el("button", { type: "button", class: "link", onclick: () => { showSides("both"); panes[side].go(key); } }, el("b", {}, opName(node) || node.kind), " ", node.name),
+    el("button", { type: "button", class: "link", onclick: () => { showSides("both"); panes[side].go(key, true); } }, el("b", {}, opName(node) || node.kind), " ", node.name),
     el("span", { class: "quiet" }, ` ${side}${site ? `, ${site.decision} by ${site.fusion}` : ""}`))));
   for (const pane of Object.values(panes)) pane.mark();
 }
@@ -555,7 +559,7 @@ if (data.graph) {
   let typing = 0;
   $("find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(search, 120); });
   $("find").addEventListener("keydown", (event) => {
-    if (event.key === "Enter") { clearTimeout(typing); search(); if (searched.length) panes[searched[0].side].go(searched[0].key); }
+    if (event.key === "Enter") { clearTimeout(typing); search(); if (searched.length) panes[searched[0].side].go(searched[0].key, true); }
     if (event.key === "Escape") { $("find").value = ""; search(); }
     if (event.key === "ArrowDown" && !$("results").hidden) { event.preventDefault(); $("results").querySelector("button")?.focus(); }
   });
