@@ -47,10 +47,13 @@ def _performance(report: Report) -> dict[str, Any]:
         for word in ("faster", "draw", "slower")
         if (count := _count(measured, word))
     ]
-    facts += _layer_facts(report)
+    facts += _layer_facts(report) + _kernel_facts(report)
     cautions = len(timings.get("marks") or ())
     if cautions:
         facts.append(("cautions about the measurement", str(cautions)))
+    if not verdicts and facts and report["kind"] == "benchmark":
+        answer = "These are kernels alone: only whole engines, timed side by side, say that."
+        return _axis("performance", question, answer, None, facts)
     if not verdicts:
         return _axis("performance", question, "Not measured here: build both engines on the GPU and compare them.", None, facts)
     # Several engines or models have an answer each; only one that all share is said in one word.
@@ -68,6 +71,15 @@ def _performance(report: Report) -> dict[str, Any]:
 
 def _count(rows: Sequence[Mapping[str, Any]], word: str) -> int:
     return sum(row["verdict"] == word for row in rows)
+
+
+def _kernel_facts(report: Report) -> list[Fact]:
+    """The largest share of a copy's bandwidth that each kernel reached."""
+    best: dict[str, float] = {}
+    for point in (report.get("roofline") or {}).get("points") or ():
+        if point.get("share_of_copy"):
+            best[str(point["kernel"])] = max(best.get(str(point["kernel"]), 0.0), point["share_of_copy"])
+    return [(f"{kernel}, at its best", f"{100 * share:.0f} % of a copy's bandwidth") for kernel, share in best.items()]
 
 
 def _layer_facts(report: Report) -> list[Fact]:

@@ -10,7 +10,7 @@ from onnxfuse.report import summary, terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST = 12  # rows: the report holds all
+MOST = 8  # rows: the report holds all
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -34,7 +34,7 @@ def _tensors(report: Mapping[str, Any], console: Console) -> None:
         alone = tensor.get("alone")
         by_itself = "–" if alone is None else "agrees" if alone["agrees"] else "wrong"
         figures = [summary.figure(tensor["max_abs"]), summary.figure(tensor["ulp"]), by_itself]
-        said = (alone or {}).get("reason") or tensor["reason"]
+        said = str((alone or {}).get("reason") or tensor["reason"]).split("; ", 1)[0]
         table.add_row(*(terminal._text(text) for text in (tensor["name"], tensor["fusion"] or "", *figures, said)))
     console.print(table)
     if len(found) > MOST:

@@ -57,7 +57,9 @@ def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
         if where == domain:
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
             found.setdefault(_plugin(name), set()).update(fusion)
-    fused = {fusion for row in report.get("rows") or () for fusion in row.get("sites") or ()}
+    fused = {str(fusion) for row in report.get("rows") or () for fusion in row.get("sites") or ()}
+    if report["kind"] == "benchmark":
+        fused.update(str(point["kernel"]).split()[0] for point in (report.get("roofline") or {}).get("points") or ())
     for known in REGISTRY if fused else ():
         if known.name in fused:
             for function in known.functions(_OPSET):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import synthetic
 from onnxfuse import pipeline, plugins
 from onnxfuse.plugins import KernelUse, Library
-from onnxfuse.report import axes, complete, counted, kernels, roofline
+from onnxfuse.report import axes, complete, counted, kernels, read, roofline
 from tests.report import gpu, sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -145,5 +145,26 @@ def test_points_below_the_roof_come_from_the_profile_and_the_shapes() -> None:
     assert point["flops"] == 8 * elements
     assert point["gbps"] == pytest.approx(3 * 2 * elements / 2e-6 / 1e9)
     assert point["share_of_copy"] == pytest.approx(point["gbps"] / 4000)
+    report["graph"]["after"]["edges"].append([1, 2, 1])  # somebody reads the sum, which is written then
+    assert roofline.of_layers(report, 4000.0)[0]["bytes"] == 4 * 2 * elements
     report["inputs"]["feeds"] = []
     assert roofline.of_layers(report, 4000.0) == []  # of unknown size, so nothing is said
+
+
+def test_kernels_alone_say_nothing_of_an_engine() -> None:
+    report = read.load(ROOT / "benchmarks" / "results" / "h200-kernels.json")
+    assert len(report["roofline"]["points"]) == 180
+    norm, summed = (
+        next(point for point in report["roofline"]["points"] if point["kernel"] == name and point["dtype"] == "float16")
+        for name in ("skip_layernorm", "skip_layernorm with sum")
+    )
+    assert norm["flops"] == summed["flops"]
+    assert summed["bytes"] / norm["bytes"] == pytest.approx(4 / 3, rel=0.01)
+    found = axis(report, "performance")
+    assert found["answer"].startswith("These are kernels alone")
+    assert facts(found)["skip_rmsnorm with sum, at its best"].endswith("% of a copy's bandwidth")
+    assert {kernel["op"] for kernel in complete.derived(report)["kernels"]} == {
+        "SkipLayerNormalization",
+        "SkipRMSNormalization",
+        "BiasGelu",
+    }
