@@ -411,6 +411,11 @@ def _disagreement(found: Mapping[str, Any]) -> str:
             name, reason = next(iter(bad.items()))
             more = f" (and {len(bad) - 1} more outputs)" if len(bad) > 1 else ""
             parts.append(f"{other['name']}: output {name!r} differs{more}: {reason}")
+    for subject in (found.get("inside") or {}).get("subjects", ()):
+        wrong = subject["wrong"]
+        if wrong:
+            by = f"fusion {wrong['fusion']}, node '{wrong['node']}'" if wrong["fusion"] else f"node '{wrong['node']}'"
+            parts.append(f"{subject['name']}: wrong by itself: {by}")
     return "; ".join(parts)
 
 

@@ -67,6 +67,11 @@ def _figures(metrics: Metrics) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- in words
 
 
+def brief(reason: str) -> str:
+    """The first of the figures that a reason names."""
+    return reason.split("; ", 1)[0]
+
+
 def where(row: Row, subject: Subject) -> str:
     """A tensor with what produced it: fusion, fused node and source nodes."""
     origin, node = row.origins[subject.name]
@@ -88,11 +93,13 @@ def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
     if first is None:
         sentences.append(f"all {count} tensors agree" if count != 1 else "the tensor agrees")
     else:
-        why = first.against[subject.name].reason
+        why = brief(first.against[subject.name].reason)
         sentences.append(f"{bad} of {count} tensors leave their tolerance, first {where(first, subject)}: {why}")
     if culprit is not None:
         which = "it is" if culprit is first else f"{where(culprit, subject)} is"
-        sentences.append(f"{which} wrong by itself: with the reference's inputs {culprit.wrong[subject.name]}")
+        reason = brief(culprit.wrong[subject.name])
+        same = culprit is first and reason == brief(first.against[subject.name].reason)
+        sentences.append(f"{which} wrong by itself, with the reference's inputs" + (", too" if same else f": {reason}"))
     elif first is not None and any(subject.name in row.alone for row in inside.rows):
         sentences.append(_blameless(first, subject))
     if excused:
@@ -208,7 +215,7 @@ def _judge(row: Row, inside: Inside) -> tuple[str, str]:
         return "wrong", f"{subject.name}: {against.reason}"
     mine, theirs = own.relative_rms, base.relative_rms
     if mine <= max(2 * theirs, 2.0**-23):
-        return "exact", f"{subject.name} is as near to the truth as onnxruntime ({mine:.2g} and {theirs:.2g})"
+        return "exact", "as near to the truth as onnxruntime"
     other = next((s for s in inside.subjects if s.role == "automatic" and s is not subject and s.name in row.errors), None)
     if other is not None and other.limits.name == subject.limits.name:
         paid = row.errors[other.name].relative_rms
@@ -218,5 +225,5 @@ def _judge(row: Row, inside: Inside) -> tuple[str, str]:
         return "wrong", f"{subject.name} errs by {mine:.2g}, {mine / paid:.0f} times as much as {other.name} in the same {precision}"
     if own.agrees or against.agrees:
         word = f"the price of {precision}" if precision != "float32" else "within float32's rounding"
-        return "price", f"{word}: {subject.name} errs by {mine:.2g}, onnxruntime by {theirs:.2g}"
-    return "wrong", f"{subject.name} errs by {mine:.2g}, onnxruntime by {theirs:.2g}: more than {precision} explains"
+        return "price", f"{word}: {mine:.2g}, onnxruntime errs by {theirs:.2g}"
+    return "wrong", f"{mine:.2g} is more than {precision} explains, onnxruntime errs by {theirs:.2g}"

@@ -311,7 +311,7 @@ class _Look:
             true = self.truth.values(batch, {name: want[name] for name in batch if self._decides(name)}, want)
         for name in batch:
             self.tops[name] = _top(want[name])
-            if name in self.shared:
+            if any(name in values for values in got.values()):  # TensorRT may not write what was tapped
                 yield self._row(name, want[name], got, alone, price, true.get(name))
 
     def _tried(self, subject: Subject, work: Callable[[], Outputs]) -> Outputs:
