@@ -17,8 +17,7 @@ from onnxfuse.errors import BadInput, Disagreement
 
 if TYPE_CHECKING:
     from onnxfuse.verify.bisect.backends import Backend, Feeds, OnnxRuntime
-    from onnxfuse.verify.bisect.oracles import Judge
-    from onnxfuse.verify.bisect.regions import Pair
+    from onnxfuse.verify.bisect.regions import Pair, Region
     from onnxfuse.verify.bisect.repro import Reproduction
     from onnxfuse.verify.bisect.search import Finding
     from onnxfuse.verify.check import Reference
@@ -143,11 +142,12 @@ def of_sites(wanted: Wanted, say: Progress) -> dict[str, Any]:
         repeats = wanted.repeats or (ENGINE_RUNS if on_gpu else 1)
         backend = _engines(scratch, repeats) if on_gpu else cpu
         limits = _limits(wanted, fused, on_gpu)
-        right = against(given.outputs, limits, backend.same_dtype)
+        original = fused if on_gpu else _unfused(wanted, fused, cpu, given, limits, scratch)
         say("comparing the files")
-        pair = (
-            _plugins_only(fused, scratch) if on_gpu else regions.pair(_unfused(wanted, fused, cpu, given, right, scratch), fused, scratch)
-        )
+        original, rewritten, given = _without_branches(original, fused, cpu, given, limits, scratch)
+        right = against(given.outputs, limits, backend.same_dtype)
+        pair = regions.pair(original, rewritten, scratch)
+        pair = pair.only(_has_plugin) if on_gpu else pair
         unfused = backend.run(pair.save((), scratch / "unfused.onnx"), given.feeds)
         case = Case(wanted, pair, cpu, backend, given.feeds, limits, unfused, scratch, say)
         oracle = exchanging(pair, lambda path: backend.run(path, given.feeds), against(unfused, limits, backend.same_dtype))
@@ -228,14 +228,12 @@ def _optimized(wanted: Wanted, scratch: Path, say: Progress) -> Path:
     return fused
 
 
-def _plugins_only(fused: Path, scratch: Path) -> Pair:
-    """The fused file with each node that has a plugin as a site; off, it is its function's body."""
+def _has_plugin(region: Region) -> bool:
     from onnxfuse import plugins
     from onnxfuse.engine import prepare
-    from onnxfuse.verify.bisect import regions
 
     creators = {op.name for op in plugins.ops()}
-    return regions.pair(fused, fused, scratch).only(lambda region: any(prepare.creator(op) in creators for op in region.ops))
+    return any(prepare.creator(op) in creators for op in region.ops)
 
 
 def _engines(scratch: Path, runs: int) -> Backend:
@@ -264,7 +262,33 @@ def _given(wanted: Wanted, fused: Path, runtime: Runtime, count: int, say: Progr
     return OnnxRuntime(runtime, given.evaluator, rounded), given
 
 
-def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, right: Judge, scratch: Path) -> Path:
+def _without_branches(
+    original: Path, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path
+) -> tuple[Path, Path, Reference]:
+    """Both files with the branch that one feed takes in the place of each If, so that there are sites inside; and that feed alone, the one
+    whose outputs are furthest off. The files as they are where there is no If, or where they cannot be run so.
+    """
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.verify import pieces
+    from onnxfuse.verify.bisect.oracles import worst_feed
+    from onnxfuse.verify.check import Reference
+    from onnxfuse.verify.skim import skeleton
+
+    if not any(node.op_type == "If" and not node.domain for node in skeleton(fused).graph.node):
+        return original, fused, given
+    try:
+        at = worst_feed(given.outputs, cpu.run(fused, given.feeds), limits, cpu.same_dtype)
+        feed, taken = given.feeds[at], []
+        for name, path in (("original", original), ("fused", fused)):
+            folder = scratch / f"{name}-taken"
+            folder.mkdir()
+            taken.append(pieces.prepare(path, feed, cpu.runtime, folder).path)
+    except OnnxfuseError:
+        return original, fused, given
+    return taken[0], taken[1], Reference([feed], [given.outputs[at]], given.evaluator, given.notes)
+
+
+def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path) -> Path:
     """MODEL in the precision of the fused file, so that rounding is the same on both sides. MODEL itself where that is its precision, or
     where it would not agree with itself so.
     """
@@ -272,6 +296,7 @@ def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, ri
     from onnxfuse.graph import read, write
     from onnxfuse.graph.precision import convert
     from onnxfuse.verify import check
+    from onnxfuse.verify.bisect.oracles import against
 
     half = {"float16": "fp16", "bfloat16": "bf16"}.get(check.precision(fused))
     if half is None or check.precision(wanted.model) != "float32":
@@ -282,7 +307,8 @@ def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, ri
         loaded = read.load(wanted.model)
         convert(loaded, "fp16" if half == "fp16" else "bf16", (), ranges)
         write.save(loaded, path)
-        return path if right(cpu.run(path, given.feeds)) <= 1 else wanted.model
+        agrees = against(given.outputs, limits, cpu.same_dtype)(cpu.run(path, given.feeds)) <= 1
+        return path if agrees else wanted.model
     except OnnxfuseError:
         return wanted.model
 

@@ -167,6 +167,47 @@ def test_two_faults_that_show_only_together(tmp_path: Path) -> None:
     assert_reproduces(report)
 
 
+def branching() -> ModelProto:
+    """x [1, 8, 32], long (bool) -> y: an If with two encoder layers in each of its branches."""
+    inner = plants.encoder()
+    mask = numpy_helper.from_array(plants.encoder_feeds()["mask"], "mask")
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        nodes = []
+        for node in inner.graph.node:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = f"{name}_{node.name}"
+            copy.output[:] = [f"{name}_{output}" for output in node.output]
+            made = {output for other in inner.graph.node for output in other.output}
+            copy.input[:] = [f"{name}_{source}" if source in made else source for source in node.input]
+            nodes.append(copy)
+        output = helper.make_tensor_value_info(f"{name}_y", onnx.TensorProto.FLOAT, [1, plants.TOKENS, plants.WIDTH])
+        branches[name] = helper.make_graph(nodes, name, [], [output])
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, plants.TOKENS, plants.WIDTH]) for name in "xy"]
+    flag = helper.make_tensor_value_info("long", onnx.TensorProto.BOOL, [])
+    node = helper.make_node("If", ["long"], ["y"], "choose", **branches)
+    graph = helper.make_graph([node], "g", [values[0], flag], [values[1]], [*inner.graph.initializer, mask])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_site_inside_a_branch(tmp_path: Path, taken: bool) -> None:
+    source, fused = plants.fused(branching(), tmp_path)
+    proto = plants.edited(fused)
+    branch = next(a.g for a in proto.graph.node[-1].attribute if a.name == ("then_branch" if taken else "else_branch"))
+    guilty = [node for node in branch.node if node.op_type == "SkipLayerNormalization"][1]
+    next(a for a in guilty.attribute if a.name == "epsilon").f = 1.0
+    onnx.save(proto, fused)
+    x = plants.encoder_feeds()["x"]
+    feeds = [{"x": x, "long": np.array(value)} for value in (not taken, taken)]
+    report = of_sites(wanted(source, fused, tmp_path / "out", feeds), silent)
+    (site,) = one_cause(report)["sites"]
+    assert site["name"] == guilty.name
+    assert_reproduces(report)
+    assert report["reproduction"]["nodes"][0] <= 6
+
+
 def test_sites_that_a_plan_keeps_are_no_sites(tmp_path: Path) -> None:
     source, _ = plants.fused(plants.encoder(), tmp_path)
     everything = wanted(source, None, tmp_path / "out", [plants.encoder_feeds()])
