@@ -103,6 +103,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         outcome = _compare(task, given)
         rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
         more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
+        more |= _by_layer(task, given)
         latency = _latency(wanted, {task.names[path]: path for path in engines}, given, progress)
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
@@ -376,6 +377,28 @@ def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
     manifest = task.engines[path].manifest if path in task.engines else None
     role = "automatic" if path in task.engines and (manifest is None or manifest.plugins is None) else "fused"
     return task.names[path] if role in taken else role
+
+
+def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
+    """The part "layers", of the first automatic engine and the first fused one; where they cannot be profiled, a note says why."""
+    found: dict[str, Any] = {}
+    for path, engine in task.engines.items():
+        found.setdefault(_role(task, path, ()), engine)
+    if not {"automatic", "fused"} <= found.keys():
+        return {}
+    from onnxfuse.bench import layers
+    from onnxfuse.engine.run import cast_feeds
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.report.graph import fused_sites
+
+    task.progress("timing layer by layer")
+    models = [path for path in task.names if path.suffix != ".engine"]
+    try:
+        automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
+    except OnnxfuseError as fault:
+        return {"notes": [f"layers: {fault}"]}
+    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    return {"layers": layers.report(automatic, fused, sources)}
 
 
 def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progress: Progress) -> dict[str, Any] | None:
