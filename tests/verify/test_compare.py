@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from onnxfuse.bench.layers import LayerTime
 from onnxfuse.commands import compare
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import reference
 from tests.verify.conftest import Save
 
@@ -174,15 +174,19 @@ def engines(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     from onnxfuse.engine import run as engine_run
     from onnxfuse.report import machine
 
+    stands: dict[Path, Stand] = {}
+
     def profile(engine: Stand) -> tuple[LayerTime, ...]:
+        if engine is stands.get(tmp_path / "unprofiled.engine"):
+            raise OnnxfuseError("no profiler here")
         return (LayerTime("mul", "PluginV3" if engine.manifest.plugins else "kgen", ("mul",), 2.0 * engine.factor),)
 
     def compared(wanted: dict[str, tuple[float, str]]) -> dict[str, Any]:
         model = scaled(save, "m", 2.0)
-        stands = {tmp_path / name: Stand(model, *about) for name, about in wanted.items()}
+        stands.update({tmp_path / name: Stand(model, *about) for name, about in wanted.items()})
         for path, stand in stands.items():
             path.write_bytes(b"")
-            stand.manifest.plugins = "sha" if path.name == "fused.engine" else None
+            stand.manifest.plugins = None if path.name == "automatic.engine" else "sha"
         monkeypatch.setattr("onnxfuse.bench.layers.profile", lambda engine, feeds: profile(engine))
         monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path: stands[path]))
         monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
@@ -216,8 +220,14 @@ def test_engines_are_compared_and_timed_side_by_side(engines: Callable[..., dict
     assert report["layers"]["diff"]["plugins"] == 1
 
 
-def test_two_engines_without_plugins_have_no_profiles(engines: Callable[..., dict[str, Any]]) -> None:
-    assert "layers" not in engines({"automatic.engine": (1.0, "fp16"), "again.engine": (1.0, "fp16")})
+def test_without_an_automatic_and_a_fused_engine_there_are_no_profiles(engines: Callable[..., dict[str, Any]]) -> None:
+    assert "layers" not in engines({"fused.engine": (1.0, "fp16"), "again.engine": (1.0, "fp16")})
+
+
+def test_a_profile_that_fails_is_a_note(engines: Callable[..., dict[str, Any]]) -> None:
+    report = engines({"automatic.engine": (1.0, "fp16"), "unprofiled.engine": (1.0, "fp16")})
+    assert report["agrees"]
+    assert report["notes"] == ["layers: no profiler here"]
 
 
 def test_an_engine_that_is_wrong_is_named(engines: Callable[..., dict[str, Any]]) -> None:
