@@ -290,7 +290,7 @@ def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:
     if data is None:
         return None
     file = str(data["file"]) if data.get("file") is not None else None
-    if file is not None and (not file or Path(file).name != file):
+    if file is not None and (file in ("", "..") or Path(file).name != file):
         raise ValueError(f"plugin library {file!r} is no plain file name")
     return PluginUse(file, str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
 
