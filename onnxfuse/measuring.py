@@ -29,6 +29,7 @@ from onnxfuse.bench import candidate as work
 from onnxfuse.bench.candidate import Candidate, Rewriting
 from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.engine import build, manifest, trt
+from onnxfuse.engine.shapes import inputs_of, sizes_of
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 from onnxfuse.graph.files import atomic
 from onnxfuse.plan import store, verdicts
@@ -206,6 +207,8 @@ def measure(
         _refuse_types(feeds[0])
         progress("measuring ranges")
         ranges = child.ranges(model, feeds) if precision == "fp16" else None
+    sizes = sizes_of(inputs_of(model), {name: np.shape(array) for name, array in feeds[0].items()})
+    places = tuple(replace(place, site=place.site.sized(sizes)) for place in places)
     context = _context(model, feeds, precision, keep_fp32, machine, settings)
     root = (settings.folder or plugins.cache_dir() / "measurements").absolute()
     folder = root / f"{_file_name(model.stem)}-{_digest(context)[:16]}"
