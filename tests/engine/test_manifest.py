@@ -96,7 +96,9 @@ def test_what_changed() -> None:
     manifest = example()
     same = {"gpu": "NVIDIA H200", "sm": 90, "tensorrt": "10.6.0", "driver": "580.1"}
     assert manifests.changes(manifest, **same) == ()
-    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == ("driver: built with 580.1, here is 590.2; it runs, but measure again before you trust old figures",)
+    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == (
+        "driver: built with 580.1, here is 590.2; it runs, but measure again before you trust old figures",
+    )
 
 
 def test_the_digest_covers_external_data(tmp_path: Path) -> None:
