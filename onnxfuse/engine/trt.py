@@ -315,7 +315,7 @@ def load_plugins(library: Path) -> None:
 
 def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
     """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
-    every = versions.creators(tensorrt().get_plugin_registry())
+    every = tensorrt().get_plugin_registry().all_creators
     return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
 
 
@@ -395,7 +395,7 @@ def _mark(network: Any, names: Sequence[str]) -> None:
 
 def _problem(error: Any) -> str:
     """One line from a parser error: the node, its operator, and what is wrong."""
-    name, operator = (versions.parser_answer(error, question) for question in ("node_name", "node_operator"))
+    name, operator = error.node_name(), error.node_operator()
     where = f"node {name or error.node()} ({operator}): " if operator else ""
     return where + shorten(error.desc())
 

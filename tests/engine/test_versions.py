@@ -44,7 +44,7 @@ NAMES = {
         "set_input_shape", "infer_shapes", "get_tensor_shape", "set_output_allocator", "set_tensor_address", "execute_async_v3", "profiler",
     ],
     "EngineInspector": ["get_engine_information"],
-    "IPluginRegistry": ["load_library"],
+    "IPluginRegistry": ["load_library", "all_creators"],
     "DataType": ["FLOAT", "HALF", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"],
 }  # fmt: skip
 SCRIPT = """
@@ -54,10 +54,8 @@ missing = []
 for owner, names in json.loads(sys.argv[1]).items():
     where = getattr(trt, owner, None) if owner else trt
     missing += [f"{owner}.{name}" for name in names if where is None or not hasattr(where, name)]
-registry = trt.get_plugin_registry()
 flags = list(trt.NetworkDefinitionCreationFlag.__members__)
-print(json.dumps({"version": trt.__version__, "missing": missing, "all_creators": hasattr(registry, "all_creators"), "flags": flags,
-                  "fp16": hasattr(trt.BuilderFlag, "FP16")}))
+print(json.dumps({"version": trt.__version__, "missing": missing, "flags": flags, "fp16": hasattr(trt.BuilderFlag, "FP16")}))
 """
 
 
@@ -80,7 +78,6 @@ def test_the_bindings_have_every_name(version: str, require_external: Callable[[
     said = json.loads(done.stdout)
     assert said["version"].startswith(f"{version}.")
     assert said["missing"] == []
-    assert said["all_creators"]
     module: Any = SimpleNamespace(
         __version__=said["version"],
         NetworkDefinitionCreationFlag=IntEnum("Flag", {name: place for place, name in enumerate(said["flags"])}),  # type: ignore[misc]
@@ -111,13 +108,3 @@ def test_strong_typing_is_a_flag_or_the_only_way() -> None:
 def test_weak_typing_ends_with_11() -> None:
     assert versions.has_fp16_flag(module("10.16.0", X=0))
     assert not versions.has_fp16_flag(module("11.0.0", X=0))
-
-
-def test_creators_by_either_name() -> None:
-    assert versions.creators(SimpleNamespace(all_creators=[1], plugin_creator_list=[2])) == [1]
-    assert versions.creators(SimpleNamespace(plugin_creator_list=[2])) == [2]
-
-
-def test_questions_that_a_parser_does_not_know() -> None:
-    assert versions.parser_answer(SimpleNamespace(node_name=lambda: "norm"), "node_name") == "norm"
-    assert versions.parser_answer(SimpleNamespace(), "node_name") == ""
