@@ -432,8 +432,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
         "policy": wanted.policy,
         "evaluator": dataclasses.replace(cpu, rounded=True).name,
         **dataclasses.asdict(remedy),
-        "types": {name: nodes[name] for name in remedy.keep},
-        "total": len(nodes),
+        "operators": {name: nodes[name] for name in remedy.keep},
         "options": _pasted(wanted, half, keep),
         "checked": None if checked is None else checked.to_dict(),
     }

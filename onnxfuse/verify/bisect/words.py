@@ -137,9 +137,14 @@ def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name} in {half}: {times(report['figure'])}; {report['tries']} tries over {report['nodes']} nodes, in {report['evaluator']}"
     if report["verdict"] != "found":
         return
-    yield f"in float32 must stay {len(report['keep'])} nodes, which leaves {times(report['remaining'])}:"
-    for node in report["keep"]:
-        yield f"    {visible(node)} ({report['types'][node]}): {times(report['alone'][node])} alone"
+    nodes = report["keep"]
+    if report["diffuse"]:
+        yield f"no few nodes are at fault: rounding adds up, and {len(nodes)} would have to stay in float32; the largest errors are of"
+        nodes = sorted(nodes, key=lambda node: -report["alone"][node])[:_SHOWN]
+    else:
+        yield f"in float32 must stay {len(nodes)} nodes, which leaves {times(report['remaining'])}:"
+    for node in nodes:
+        yield f"    {visible(node)} ({report['operators'][node]}): {times(report['alone'][node])} alone"
     if not report["complete"]:
         yield "the limit on runs was reached: fewer may do; allow more with --tries"
     yield from _checked_lines(report)
@@ -161,4 +166,8 @@ def _precision_headline(report: Mapping[str, Any]) -> str:
     name, half = visible(report["model"]), report["precision"]
     if report["verdict"] == "elsewhere":
         return f"{name}: disagrees in {half} with every node in float32, too; compare what `optimize` makes of it without --precision first"
+    if report["diffuse"]:
+        return (
+            f"{name}: disagrees in {half}: rounding adds up over the model, and {len(report['keep'])} nodes would have to stay in float32"
+        )
     return f"{name}: disagrees in {half}, unless {len(report['keep'])} of {report['nodes']} nodes stay in float32"
