@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from onnxfuse.engine import build as building
+from onnxfuse.engine import manifest as manifests
+from onnxfuse.engine.run import vouched
 from tests.security.operations import OPERATIONS
 
 KILLS = {"model": 35, "model with data": 35, "engine": 35, "library": 35, "verdicts": 30, "folder": 30}
@@ -67,3 +70,19 @@ def test_killed_at_random_moments(name: str, server: subprocess.Popen[str], tmp_
         assert cut or name == "verdicts", "no kill came in the middle of a write"  # that one spends its time on computing
         save(tmp_path, 1)
         check(tmp_path)
+
+
+def test_two_processes_never_mix_engine_and_manifest(server: subprocess.Popen[str], tmp_path: Path) -> None:
+    """While another process writes the same engine: whenever it is nobody's turn, engine and manifest fit."""
+    save, _ = OPERATIONS["engine"]
+    save(tmp_path, 0)
+    child = int(ask(server, f"engine\t{tmp_path}"))
+    try:
+        for _ in range(20):
+            save(tmp_path, 0)
+            with building._turn(tmp_path):
+                engine = (tmp_path / "m.engine").read_bytes()
+                assert vouched(engine, tmp_path / "m.engine") == manifests.load(tmp_path / "m.engine")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert ask(server, "") == "gone"
