@@ -249,6 +249,40 @@ def measure(
     return Measurement(found, left, machine, settings, folder, minutes, worker.resumed, feeds, ranges, tuple(notes), measured)
 
 
+def optimize(
+    model: Path,
+    out: Path,
+    *,
+    precision: str = "keep",
+    keep_fp32: Sequence[str] = (),
+    gpu: str = "auto",
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    feeds: Sequence[Feeds] | None = None,
+    dims: Mapping[str, int] | None = None,
+    settings: Settings = Settings(),
+    check: bool = True,
+    progress: Progress = pipeline.silent,
+) -> pipeline.Result:
+    """`measure`, and then `pipeline.optimize` by what it found: into `out` goes the model that was measured."""
+    rewriting: dict[str, Any] = {"precision": precision, "keep_fp32": keep_fp32, "only": only, "skip": skip, "dims": dims}
+    found = measure(model, gpu=gpu, feeds=feeds, settings=settings, progress=progress, **rewriting)
+    result = pipeline.optimize(
+        model,
+        out,
+        policy="measure",
+        measured=found.plan,
+        gpu=gpus.resolve("auto"),
+        feeds=found.feeds,
+        ranges=found.ranges,
+        check=check,
+        progress=progress,
+        **rewriting,
+    )
+    found.tidy()
+    return replace(result, measured=found.to_dict(), notes=(*found.notes, *result.notes))
+
+
 def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str, str]]) -> Plan:
     """Folding that costs nothing is in both engines, unless it does cost something: TensorRT folds by itself, too. The sites to leave."""
     untouched = replace(first.automatic, sites=tuple((fusion, output, False) for fusion, output in free))

@@ -44,7 +44,7 @@ class Result:
 
     cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a fusion
     nearly held, and why not. converted: what the conversion of precision did, None where it was kept. check: None where it was not
-    asked for. seconds: by step.
+    asked for. seconds: by step. measured: the parts of a report that policy measure adds.
     """
 
     model: Path
@@ -61,6 +61,7 @@ class Result:
     check: Check | None = None
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -85,6 +86,7 @@ class Result:
             "check": None if self.check is None else self.check.to_dict(),
             "notes": list(self.notes),
             "seconds": self.seconds,
+            **self.measured,
         }
 
 
