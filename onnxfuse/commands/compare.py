@@ -40,6 +40,7 @@ class Wanted:
     layers: bool = False
     truth: bool = True
     memory: int = 512
+    trust: bool = False
 
 
 def compare(
@@ -58,6 +59,7 @@ def compare(
     truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
     memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
+    trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
     """Compare outputs and latency of models and engines.
 
@@ -67,7 +69,7 @@ def compare(
     from onnxfuse.report import inside, terminal
 
     sizes = options.dims(dims or [])
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
     _require(wanted)
     if report:
         _require_folder(report)
@@ -203,7 +205,7 @@ def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progres
         _load_plugins(paths)
     for path in paths:
         progress(f"loading {path.name}")
-        engines[path] = stack.enter_context(Engine.load(path))
+        engines[path] = stack.enter_context(Engine.load(path, trust=wanted.trust))
     return engines
 
 
@@ -410,7 +412,8 @@ def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progres
     from onnxfuse.engine.run import Engine
 
     progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
-    timings = time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, given.feeds[0], samples=wanted.samples)
+    load = {name: partial(Engine.load, path, trust=wanted.trust) for name, path in engines.items()}
+    timings = time_placed(load, given.feeds[0], samples=wanted.samples)
     baseline, *rest = engines
     ratios = {name: timings.ratio(baseline, name) for name in rest}
     return {

@@ -188,7 +188,7 @@ def engines(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
             path.write_bytes(b"")
             stand.manifest.plugins = None if path.name == "automatic.engine" else "sha"
         monkeypatch.setattr("onnxfuse.bench.layers.profile", lambda engine, feeds: profile(engine))
-        monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path: stands[path]))
+        monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path, trust=False: stands[path]))
         monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
         samples = {name: [(2.0 if i == 0 else 1.0) + 0.001 * (k % 5) for k in range(50)] for i, name in enumerate(wanted)}
         timings = SimpleNamespace(
