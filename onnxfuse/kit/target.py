@@ -976,7 +976,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
     say(f"running {name} in a fresh process, with no plugin library")
     with tempfile.TemporaryDirectory(prefix="onnxfuse-kit-") as folder:
         order = os.path.join(folder, "order.json")
-        np.savez(os.path.join(folder, "in.npz"), **case[0])
+        np.savez(os.path.join(folder, "in.npz"), **{f"in/{name}": array for name, array in case[0].items()})
         with open(order, "w", encoding="utf-8") as file:
             json.dump({"engine": path, "inputs": os.path.join(folder, "in.npz"), "outputs": os.path.join(folder, "out.npz")}, file)
         command = [sys.executable, os.path.abspath(__file__), "--fresh", order]
@@ -985,7 +985,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
             said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
             raise Fault(1, f"{name} does not run in a fresh process: {said[-1][:300]}")
         with np.load(os.path.join(folder, "out.npz"), allow_pickle=False) as data:
-            return check(kit, [{key: data[key] for key in data.files}], [case[1]])
+            return check(kit, [{key[4:]: data[key] for key in data.files}], [case[1]])
 
 
 def run_fresh(order_path: str) -> int:
@@ -993,11 +993,11 @@ def run_fresh(order_path: str) -> int:
     with open(order_path, encoding="utf-8") as file:
         order = json.load(file)
     with np.load(order["inputs"], allow_pickle=False) as data:
-        feeds = {key: data[key] for key in data.files}
+        feeds = {key[3:]: data[key] for key in data.files}
     with open(order["engine"], "rb") as file:
         content = file.read()
     with Engine(TensorRT(), Cuda(), content, os.path.basename(order["engine"])) as engine:
-        np.savez(order["outputs"], **engine.run(feeds))
+        np.savez(order["outputs"], **{f"out/{name}": array for name, array in engine.run(feeds).items()})
     return 0
 
 
