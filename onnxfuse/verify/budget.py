@@ -103,7 +103,7 @@ def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
     elif first is not None and any(subject.name in row.alone for row in inside.rows):
         sentences.append(_blameless(first, subject))
     if excused:
-        sentences.append(f"{excused} more differ from the reference by no more than both differ from float64")
+        sentences.append(f"{excused} of them differ from the reference by no more than both differ from float64")
     if first is not None and outputs:
         sentences.append("the outputs agree all the same")
     return {

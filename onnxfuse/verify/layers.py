@@ -28,6 +28,7 @@ from onnxfuse.verify.reference import Feeds, Kind, Outputs, Runtime
 
 BUDGET = 512 << 20  # bytes of tensors held at once
 REFERENCE = "onnxruntime"
+CONSTANT = "constant of the file"
 # A kernel alone may err by this many times what rounding its inputs, weights and result to its type costs, and by this many roundings.
 TIMES_PRICE, ROUNDINGS = 8.0, 4.0
 # Errors of two ways of computing in one precision differ by the order of additions and by what stays in registers: up to this many times.
@@ -71,18 +72,30 @@ class ModelSubject:
     def __init__(self, name: str, role: str, limits: Tolerance, pieces: Pieces, feeds: Feeds, runtime: Runtime, folder: Path) -> None:
         self.name, self.role, self.limits, self.pieces = name, role, limits, pieces
         self._feeds, self._runtime, self._folder = feeds, runtime, folder
-        self.kinds: Mapping[str, Kind] = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        computed = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        # What the original computes may be a constant here, under the same name.
+        constants = {name: tensor for name, tensor in pieces.constants.items() if name not in computed}
+        held = {name: Kind(np.dtype(t.dtype).name, tuple(t.shape)) for name, t in constants.items() if t.dtype is not None}
+        self.kinds: Mapping[str, Kind] = {**held, **computed}
+        self._pieces_made = 0
 
     def fetch(self, names: Sequence[str]) -> Outputs:
-        return self._runtime.run(self.pieces.path, [self._feeds], list(names))[0] if names else {}
+        computed = [name for name in names if name in self.pieces.producers]
+        found: Outputs = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        if computed:
+            found.update(self._runtime.run(self.pieces.path, [self._feeds], computed)[0])
+        return found
 
     def alone(self, names: Sequence[str], edges: Collection[str], values: Mapping[str, Any], rounded: Any = None) -> Outputs:
         """As the protocol says. rounded: a narrower floating type that inputs, weights and results are rounded to."""
+        constants = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        names = [name for name in names if name in self.pieces.producers]
         if not names:
-            return {}
+            return constants
         fed = {name: Kind.fed(np.asarray(array)) for name, array in self._feeds.items()}
         piece = self.pieces.alone(names, edges, {**fed, **self.kinds}, rounded)
-        path = self._folder / "piece.onnx"
+        self._pieces_made += 1  # a runtime knows a file by its name and time
+        path = self._folder / f"piece-{id(self)}-{self._pieces_made}.onnx"
         path.write_bytes(piece.model.SerializeToString())
         feeds = {}
         for name in piece.inputs:
@@ -92,13 +105,16 @@ class ModelSubject:
                 with np.errstate(over="ignore"):
                     value = value.astype(rounded)
             feeds[name] = _as(value, kind) if kind is not None else value.astype(self._feeds[name].dtype)
-        found = self._runtime.run(path, [feeds])[0]
-        made = {name.removeprefix(OWN): value for name, value in found.items()}
+        try:
+            found = self._runtime.run(path, [feeds])[0]
+        finally:
+            path.unlink()
+        made = {**constants, **{name.removeprefix(OWN): value for name, value in found.items()}}
         with np.errstate(over="ignore"):
             return made if rounded is None else {n: v.astype(rounded) if _is_float(v) else v for n, v in made.items()}
 
     def tap(self, name: str) -> str:
-        return REFERENCE
+        return REFERENCE if name in self.pieces.producers else CONSTANT
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         nodes = {id(node): node for name in names for node in self.pieces.between(name, edges)}

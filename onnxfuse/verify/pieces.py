@@ -135,7 +135,7 @@ def prepare(path: Path, feeds: Feeds, runtime: Runtime, folder: Path) -> Pieces:
     """
     model = read.load(path)
     branches = 0
-    copy = folder / f"{len(list(folder.glob('*.onnx')))}-{path.name}"
+    copy = folder / f"model-{len(list(folder.glob('model-*.onnx')))}.onnx"
     while any(_asks(node) for node in model.graph.nodes):
         write.save(model, copy)
         wanted = list(dict.fromkeys(node.inputs[0].name for node in model.graph.nodes if _asks(node)))

@@ -74,7 +74,8 @@ def test_both_far_from_the_truth_by_as_much_is_nobodys_fault() -> None:
     found = inside("float32", {"ort": 1e-2, "fused": 1.2e-2}, agrees=False)
     assert budget.verdict(found, found.subjects[0])["first"] is None
     assert (
-        "1 more differ from the reference by no more than both differ from float64" in budget.verdict(found, found.subjects[0])["sentences"]
+        "1 of them differ from the reference by no more than both differ from float64"
+        in budget.verdict(found, found.subjects[0])["sentences"]
     )
     far = inside("float32", {"ort": 1e-2, "fused": 1e-1}, agrees=False)
     said = budget.verdict(far, far.subjects[0])

@@ -419,6 +419,26 @@ def test_memory_stays_bounded_where_the_tensors_are_many_times_as_large(tmp_path
 # ----------------------------------------------------------------------------------------------------------------- rest
 
 
+def test_what_became_a_constant_is_compared_too(look: Look, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Exp", ["w"], ["e"], "exp"),
+        helper.make_node("Mul", ["x", "e"], ["y"], "mul"),
+    ]
+    original = simple(nodes, tmp_path, "a", {"w": [0.5, 1.0, 1.5, 2.0]})
+    pipeline.optimize(original, tmp_path / "b.onnx", check=False)
+    folded = plants.edited(tmp_path / "b.onnx")
+    assert [node.op_type for node in folded.graph.node] == ["Mul"]
+    feeds = {"x": np.arange(4, dtype=np.float32)}
+    row = next(row for row in look(original, tmp_path / "b.onnx", feeds, truth=True).rows if row.name == "e")
+    assert row.taps["other"] == layers.CONSTANT
+    assert row.against["other"].agrees
+    plants.set_weight(folded, "e", plants.weight(folded, "e") * 1.01)
+    onnx.save(folded, tmp_path / "b.onnx")
+    found = look(original, tmp_path / "b.onnx", feeds)
+    assert verdict(found)["first"]["tensor"] == verdict(found)["wrong"]["tensor"] == "e"
+    assert verdict(found)["wrong"]["node"] == "exp"
+
+
 def test_a_folded_constant_and_external_weights_are_no_obstacle(look: Look, tmp_path: Path) -> None:
     source = plants.encoder(1)
     original = tmp_path / "external.onnx"

@@ -244,7 +244,7 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
         stand.manifest = made_of(fused, table, ops, "fp16")  # type: ignore[attr-defined]
         stands[tmp_path / name] = stand
         (tmp_path / name).write_bytes(b"")
-    monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path: stands[path]))
+    monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path, **about: stands[path]))
     monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
     monkeypatch.setattr(compare, "_load_plugins", lambda engines: None)
     monkeypatch.setattr(compare, "_latency", lambda *about: None)
