@@ -72,11 +72,9 @@ def test_what_precision_does_not_explain_is_wrong() -> None:
 def test_both_far_from_the_truth_by_as_much_is_nobodys_fault() -> None:
     """An output that float32 itself cannot have: it differs from the reference, but is as near to float64."""
     found = inside("float32", {"ort": 1e-2, "fused": 1.2e-2}, agrees=False)
-    assert budget.verdict(found, found.subjects[0])["first"] is None
-    assert (
-        "1 of them differ from the reference by no more than both differ from float64"
-        in budget.verdict(found, found.subjects[0])["sentences"]
-    )
+    said = budget.verdict(found, found.subjects[0])
+    assert said["first"] is None
+    assert "1 of them differ from the reference by no more than both differ from float64" in said["sentences"]
     far = inside("float32", {"ort": 1e-2, "fused": 1e-1}, agrees=False)
     said = budget.verdict(far, far.subjects[0])
     assert said["first"]["nodes"] == ["add", "gelu"]

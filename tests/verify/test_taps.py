@@ -248,6 +248,7 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
     monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
     monkeypatch.setattr(compare, "_load_plugins", lambda engines: None)
     monkeypatch.setattr(compare, "_latency", lambda *about: None)
+    monkeypatch.setattr(compare, "_by_layer", lambda *about: {})
 
     def in_memory(model: Path, *, profiles: Any = None, plugin_ops: Any = (), taps: Sequence[str] = ()) -> Stand:
         wrong = "BiasGelu" if plugin_ops else ""
