@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnxfuse.verify.layers import Subject
     from onnxfuse.verify.metrics import Tolerance
     from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+    from onnxfuse.verify.taps import EngineSubject
 
 Progress = Callable[[str], None]
 
@@ -333,25 +334,36 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     parts = pieces.prepare(task.reference, feed, task.runtime, folder)
     half = limits.name if limits.name in ("float16", "bfloat16") else "float32"
     base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
-    subjects: list[Subject] = []
-    for path, name in task.names.items():
-        task.progress(f"reading {name}")
-        role = _role(task, path, {s.role for s in subjects})
-        if path in task.engines:
-            subjects.append(_engine_subject(task, path, role, feed, folder))
-            continue
-        other = pieces.prepare(path, feed, task.runtime, folder)
-        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
-        subjects.append(layers.ModelSubject(name, role, limits, other, feed, task.runtime, folder))
-    found = layers.look(
-        base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
-    )
-    notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+    with contextlib.ExitStack() as stack:
+        subjects = _subjects(task, feed, folder, stack)
+        found = layers.look(
+            base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
+        )
+        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
     more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
 
-def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> Subject:
+def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStack) -> list[Subject]:
+    """All others, ready to be looked into until `stack` closes."""
+    from onnxfuse.verify import check, layers, pieces
+
+    found: list[Subject] = []
+    for path, name in task.names.items():
+        task.progress(f"reading {name}")
+        role = _role(task, path, {s.role for s in found})
+        if path in task.engines:
+            engine = _engine_subject(task, path, role, feed, folder)
+            stack.callback(engine.close)
+            found.append(engine)
+            continue
+        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+        parts = pieces.prepare(path, feed, task.runtime, folder)
+        found.append(layers.ModelSubject(name, role, limits, parts, feed, task.runtime, folder))
+    return found
+
+
+def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
     from onnxfuse.engine import build
     from onnxfuse.verify import pieces, taps
 

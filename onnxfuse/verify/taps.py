@@ -44,6 +44,7 @@ class Running(Protocol):
     def tapped(self, names: Sequence[str]) -> tuple[str, ...]: ...
     def tap(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]: ...
     def layers(self) -> tuple[Layer, ...]: ...
+    def close(self) -> None: ...
 
 
 Build = Callable[..., Running]
@@ -148,6 +149,12 @@ class EngineSubject:
         alike = fused_alike(manifest.layers, self._second.layers())
         makers = {name: node.name for node in prepared.graph.node for name in node.output}
         self._taps = {name: SAME if alike(makers[name]) else OTHER for name in self._second.tapped(names)}
+
+    def close(self) -> None:
+        """Gives back the engines that were built to look into."""
+        for engine in (self._second, *self._alone.values()):
+            if engine is not None:
+                engine.close()
 
     def fetch(self, names: Sequence[str]) -> Outputs:
         found: Outputs = {}

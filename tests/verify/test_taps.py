@@ -114,6 +114,9 @@ class Stand:
         assert set(names) <= set(self.marked)
         return self._values(feeds, names)
 
+    def close(self) -> None:
+        pass
+
     def layers(self) -> tuple[Layer, ...]:
         return self.table
 
