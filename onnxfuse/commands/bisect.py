@@ -142,7 +142,7 @@ def of_sites(wanted: Wanted, say: Progress) -> dict[str, Any]:
         repeats = wanted.repeats or (ENGINE_RUNS if on_gpu else 1)
         backend = _engines(scratch, repeats) if on_gpu else cpu
         limits = _limits(wanted, fused, on_gpu)
-        original = fused if on_gpu else _unfused(wanted, fused, cpu, given, limits, scratch)
+        original, alike = (fused, True) if on_gpu else _unfused(wanted, fused, cpu, given, limits, scratch)
         say("comparing the files")
         original, rewritten, given = _without_branches(original, fused, cpu, given, limits, scratch)
         right = against(given.outputs, limits, backend.same_dtype)
@@ -154,7 +154,8 @@ def of_sites(wanted: Wanted, say: Progress) -> dict[str, Any]:
         finding = search.Finding("agree", 0.0)
         if pair.sites:
             sample = ENGINE_SAMPLE if on_gpu else 8
-            finding = search.search(pair.sites, oracle, repeats=repeats, sample=sample, limit=wanted.tries, say=say)
+            groups = {name: pair.regions[name].group for name in pair.sites} if alike else None
+            finding = search.search(pair.sites, oracle, groups=groups, repeats=repeats, sample=sample, limit=wanted.tries, say=say)
         whole = right(backend.run(pair.save(pair.sites, scratch / "whole.onnx"), given.feeds))
         return _told(case, finding, fused, whole, right(unfused))
 
@@ -177,8 +178,14 @@ class Case:
 def _told(case: Case, finding: Finding, fused: Path, whole: float, baseline: float) -> dict[str, Any]:
     """The report, with what is written of it. whole, baseline: the figures against MODEL of all sites on, and off."""
     verdict = finding.verdict
+    if whole <= 1 and finding.runs == 1 and case.limits.name in ("float16", "bfloat16"):
+        verdict = "agree"  # the two round otherwise, and the fused one is near enough
     if verdict == "agree" and not (whole <= 1 and baseline <= 1):
         verdict = "rounding" if baseline <= 1 else "elsewhere"
+    if verdict == "found" and baseline > 1 and finding.figure <= baseline:
+        verdict = "elsewhere"  # half precision alone costs more than the sites change
+    if verdict in ("agree", "elsewhere"):
+        finding = dataclasses.replace(finding, causes=())
     if finding.guilty:
         for name in ("bisect.json", "plan.json", "repro.onnx", "repro.fused.onnx", "repro.npz"):  # of an earlier search
             (case.wanted.folder / name).unlink(missing_ok=True)
@@ -288,10 +295,12 @@ def _without_branches(
     return taken[0], taken[1], Reference([feed], [given.outputs[at]], given.evaluator, given.notes)
 
 
-def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path) -> Path:
-    """MODEL in the precision of the fused file, so that rounding is the same on both sides. MODEL itself where that is its precision, or
-    where it would not agree with itself so.
+def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path) -> tuple[Path, bool]:
+    """MODEL in the precision of the fused file, so that rounding is the same on both sides; and whether it is. MODEL itself where that is
+    its precision, or where its conversion overflows or cannot be run.
     """
+    import math
+
     from onnxfuse.errors import OnnxfuseError
     from onnxfuse.graph import read, write
     from onnxfuse.graph.precision import convert
@@ -300,17 +309,17 @@ def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, li
 
     half = {"float16": "fp16", "bfloat16": "bf16"}.get(check.precision(fused))
     if half is None or check.precision(wanted.model) != "float32":
-        return wanted.model
+        return wanted.model, True
     path = scratch / f"{wanted.model.stem}.{half}.onnx"
     try:
         ranges = cpu.runtime.ranges(wanted.model, given.feeds) if half == "fp16" else None
         loaded = read.load(wanted.model)
         convert(loaded, "fp16" if half == "fp16" else "bf16", (), ranges)
         write.save(loaded, path)
-        agrees = against(given.outputs, limits, cpu.same_dtype)(cpu.run(path, given.feeds)) <= 1
-        return path if agrees else wanted.model
+        alike = math.isfinite(against(given.outputs, limits, cpu.same_dtype)(cpu.run(path, given.feeds)))
     except OnnxfuseError:
-        return wanted.model
+        alike = False
+    return path if alike else wanted.model, alike
 
 
 def _limits(wanted: Wanted, fused: Path, on_gpu: bool) -> Tolerance:
@@ -372,7 +381,8 @@ def _report(case: Case, finding: Finding, fused: Path, made: Reproduction | None
     own = case.wanted.other is None
 
     def site(name: str) -> dict[str, Any]:
-        return {**dataclasses.asdict(case.pair.regions[name]), "words": str(case.pair.regions[name])}
+        region = case.pair.regions[name]
+        return {**dataclasses.asdict(region), "group": region.group, "words": str(region)}
 
     causes = [{**dataclasses.asdict(cause), "sites": [site(name) for name in cause.sites]} for cause in finding.causes]
     facts = {key: value for key, value in dataclasses.asdict(finding).items() if key != "causes"}
@@ -385,6 +395,7 @@ def _report(case: Case, finding: Finding, fused: Path, made: Reproduction | None
         "model": str(case.wanted.model),
         "other": f"{case.wanted.model.name}, optimized" if own else fused.name,
         "backend": case.backend.name,
+        "limits": case.limits.name,
         "policy": case.wanted.policy if own else None,
         "sites": len(case.pair.sites),
         **facts,
