@@ -27,6 +27,7 @@ from onnxfuse.verify.pieces import OWN, Pieces, names_read
 from onnxfuse.verify.reference import Feeds, Kind, Outputs, Runtime
 
 BUDGET = 512 << 20  # bytes of tensors held at once
+MOST_FAILURES = 8  # pieces that are found not to run alone, before no more are looked for
 REFERENCE = "onnxruntime"
 CONSTANT = "constant of the file"
 # A kernel alone may err by this many times what rounding its inputs, weights and result to its type costs, and by this many roundings.
@@ -224,6 +225,7 @@ class _Look:
         self.nonfinite = {s.name: nonfinite.Watch() for s in (reference, *subjects)}
         self.tops: dict[str, float] = {name: _top(np.asarray(value)) for name, value in feeds.items()}
         self.notes: dict[str, None] = {}
+        self.failures = 0  # of pieces run alone
 
     def run(self, progress: Progress) -> Inside:
         rows: list[Row] = []
@@ -317,10 +319,12 @@ class _Look:
             progress(subject.name)
             got[subject.name] = subject.fetch(names)
             progress(f"{subject.name}, piece by piece")
-            alone[subject.name] = self._tried(subject, functools.partial(subject.alone, names, edges, want))
+            alone[subject.name] = self._tried(subject, names, functools.partial(subject.alone, edges=edges, values=want))
             rounded = _rounded(subject)
             priced = [name for name in alone[subject.name] if rounded is not None and self.reference.kinds[name].is_float]
-            price[subject.name] = self._tried(subject, functools.partial(self.reference.alone, priced, edges, want, rounded))
+            price[subject.name] = self._tried(
+                subject, priced, functools.partial(self.reference.alone, edges=edges, values=want, rounded=rounded)
+            )
         true: Outputs = {}
         if self.truth is not None:
             progress("float64")
@@ -330,12 +334,20 @@ class _Look:
             if any(name in values for values in got.values()):  # TensorRT may not write what was tapped
                 yield self._row(name, want[name], got, alone, price, true.get(name))
 
-    def _tried(self, subject: Subject, work: Callable[[], Outputs]) -> Outputs:
+    def _tried(self, subject: Subject, names: Sequence[str], work: Callable[[Sequence[str]], Outputs]) -> Outputs:
+        """What `work` gives for `names`; where it fails, for as many of them as it does not fail for."""
         try:
-            return work()
+            return work(names)
         except OnnxfuseError as error:
-            self.notes[f"{subject.name}: some pieces cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
-            return {}
+            if self.failures >= MOST_FAILURES:
+                self.notes[f"{subject.name}: more pieces than these cannot be run alone, and were not tried one by one"] = None
+                return {}
+            if len(names) == 1:
+                self.failures += 1
+                self.notes[f"{subject.name}: what computes '{names[0]}' cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
+                return {}
+        half = len(names) // 2
+        return {**self._tried(subject, names[:half], work), **self._tried(subject, names[half:], work)}
 
     # One tensor -----------------------------------------------------------------------------------------------------------
 
@@ -457,14 +469,24 @@ class _Truth:
         self._missing: dict[str, str] = {}
         self._tainted: set[str] = set()
         self._path = reference.pieces.path
-        runtime.truth_start(self._path, feeds, order)
+        self._lost = ""
+        try:
+            runtime.truth_start(self._path, feeds, order)
+        except OnnxfuseError as error:
+            self._lost = f"no evaluation in float64: {error}"
 
     def why(self, name: str) -> str:
-        return self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
+        return self._lost or self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
 
     def values(self, names: Sequence[str], decisions: Feeds, want: Mapping[str, Any]) -> Outputs:
         """The truth of `names`, less those without one. want: the reference's values of them and of all that their nodes read."""
-        found, missing = self.runtime.truth(self._path, names, decisions)
+        if self._lost:
+            return {}
+        try:
+            found, missing = self.runtime.truth(self._path, names, decisions)
+        except OnnxfuseError as error:  # a child that crashed on something else took it along
+            self._lost = f"the evaluation in float64 ended: {error}"
+            return {}
         self._missing.update(missing)
         doubtful = [
             name
