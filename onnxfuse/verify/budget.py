@@ -38,6 +38,7 @@ def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
         "reason": against.reason if row.leaves(subject.name) else "",
         "notes": [*against.remarks, *([EXCUSED] if not against.agrees and row.excused(subject.name) else [])],
         "tap": row.taps[subject.name],
+        "layer": subject.layer(row.name) or None,
     }
     if subject.name in row.alone:
         wrong = row.wrong.get(subject.name, "")
@@ -75,11 +76,13 @@ def brief(reason: str) -> str:
 def where(row: Row, subject: Subject) -> str:
     """A tensor with what produced it: fusion, fused node and source nodes."""
     origin, node = row.origins[subject.name]
+    layer = subject.layer(row.name)
+    within = f" in layer '{layer}'" if layer else ""
     if origin is None:
-        return f"tensor '{row.name}', of node '{row.node}' ({row.op})"
+        return f"tensor '{row.name}', of node '{row.node}' ({row.op}){within}"
     nodes = origin.nodes or row.nodes
     listed = ", ".join(f"'{name}'" for name in nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
-    return f"tensor '{row.name}', of fusion {origin.fusion} (node '{node}', from {listed})"
+    return f"tensor '{row.name}', of fusion {origin.fusion} (node '{node}', from {listed}){within}"
 
 
 def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:

@@ -63,6 +63,9 @@ class Subject(Protocol):
     def tap(self, name: str) -> str:
         """Where the figures of a tensor come from, in words."""
 
+    def layer(self, name: str) -> str:
+        """The engine's layer that computes a tensor, or part of it; empty for a model."""
+
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         """The edges that `alone` needs for `names`."""
 
@@ -116,6 +119,9 @@ class ModelSubject:
 
     def tap(self, name: str) -> str:
         return REFERENCE if name in self.pieces.producers else CONSTANT
+
+    def layer(self, name: str) -> str:
+        return ""
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         nodes = {id(node): node for name in names for node in self.pieces.between(name, edges)}

@@ -31,7 +31,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def inside(precision: str, errors: dict[str, float], agrees: bool = True) -> Inside:
     """One output; the errors of "ort", "automatic" and "fused", as norms."""
     limits = check.tolerance(precision)
-    subjects = tuple(SimpleNamespace(name=f"{role}.engine", role=role, limits=limits) for role in ("automatic", "fused") if role in errors)
+    roles = [role for role in ("automatic", "fused") if role in errors]
+    subjects = tuple(SimpleNamespace(name=f"{role}.engine", role=role, limits=limits, layer=lambda name: "") for role in roles)
     found = {
         name if name == "ort" else f"{name}.engine": Metrics(True, relative_rms=error, max_abs=error) for name, error in errors.items()
     }
