@@ -131,9 +131,9 @@ def optimize(
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
     measured: for policy measure, what `onnxfuse.measuring` found. feeds: inputs for the check and for the ranges of a precision
-    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions, which decide on verdicts, too. ranges: the largest magnitude of
-    each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with the arguments or the model,
-    OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
+    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions, which decide on verdicts,
+    too. ranges: the largest magnitude of each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with
+    the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
     if policy == "measure" and measured is None:
         raise BadInput("--policy measure: nothing was measured; `onnxfuse optimize --policy measure` measures, on a machine with a GPU")

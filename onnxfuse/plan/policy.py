@@ -44,7 +44,8 @@ class Selection:
 class Rules:
     """All that decides a site. verdicts: those measured here before those that ship. dtype: what float32 will be converted to.
 
-    sizes: lengths of symbolic axes, where they are known. measured: what policy measure found, in the form of a plan. notes: what a reader of the report should know, one line each.
+    sizes: lengths of symbolic axes, where they are known. measured: what policy measure found, in the form of a plan. notes: what a
+    reader of the report should know, one line each.
     """
 
     policy: str = "proven"
