@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("error: numpy is not installed here; `python3 -m pip install numpy`")
+    sys.stderr.write("error: numpy is not installed here; `python3 -m pip install numpy`\n")
+    sys.exit(3)
 
 SCHEMA = 1
 KIT = "kit.json"
@@ -60,8 +61,11 @@ class Fault(Exception):
 
 def read_kit(folder: str, expected: str | None = None) -> dict[str, Any]:
     """kit.json, after every file that it names has been compared with its hash. `expected` is the hash of kit.json itself."""
+    path = os.path.join(folder, KIT)
+    if os.path.lexists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise Fault(2, f"{folder}: {KIT} is no ordinary file; copy the kit again")
     try:
-        with open(os.path.join(folder, KIT), "rb") as file:
+        with open(path, "rb") as file:
             text = file.read()
         kit: dict[str, Any] = json.loads(text.decode("utf-8"))
         schema, files = kit["schema"], dict(kit["files"])

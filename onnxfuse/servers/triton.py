@@ -50,10 +50,7 @@ def export(engine: Path, repository: Path, *, name: str | None = None, batching:
     `batching` None batches where the first axis is free in every tensor, the same range in every input. Raises BadInput: no engine with a
     manifest of its own, batching that it cannot do, a name that Triton or a file system would misread, a model of that name.
     """
-    try:
-        data = engine.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; name an engine") from None
+    data = manifests.content(engine, "name an engine")
     manifest = vouched(data, engine)
     if manifest is None:
         raise BadInput(f"{engine}: no manifest {manifests.path_of(engine).name} says what its inputs are; put it beside the engine")

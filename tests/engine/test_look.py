@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ def test_what_changed_is_named_with_the_remedy(tmp_path: Path) -> None:
     manifests.path_of(path).unlink()
     (note,) = inspecting.describe(path)["notes"]
     assert note.startswith("no manifest m.engine.json beside it")
+    assert next(inspecting.lines(inspecting.describe(path))).startswith(f"{path}: a file, 0.0 MB")
 
 
 def test_another_plugin_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +169,58 @@ def test_a_model(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
     [
         ("absent", "no such file; name an engine, an ONNX model, or the folder of a kit"),
         (".", "kit.json cannot be read"),
+        ("empty.engine", "is empty; name an engine"),
+        ("pipe.engine", "is not an ordinary file; name an engine"),
+        ("pipes", "kit.json is no ordinary file"),
         ("bad.onnx", "not an ONNX model"),
     ],
 )
 def test_what_is_neither(name: str, says: str, tmp_path: Path, run_cli: Callable[..., Any]) -> None:
     (tmp_path / "bad.onnx").write_text("no model")
+    (tmp_path / "empty.engine").touch()
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipe.engine")
+    os.mkfifo(tmp_path / "pipes" / "kit.json")
     done = run_cli("inspect", name)
     assert done.returncode == 2
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+KIT = {
+    "schema": 1, "onnxfuse": "1.0", "model": "m.onnx", "gpu": "h200", "sm": 90, "shapes": {"x": [[1, 8], [4, 24], [8, 64]]},
+    "engines": {"fused": {"model": "fused.onnx", "plugins": ["BiasGelu"]}}, "reference": "onnxruntime", "inputs": {"feeds": [{}]},
+    "files": {},
+}  # fmt: skip
+
+
+def test_a_kit_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text(json.dumps(KIT))
+    first, *others = inspecting.lines(inspecting.describe(tmp_path))
+    assert first == f"{tmp_path}: kit of m.onnx for h200 (sm_90), made by onnxfuse 1.0"
+    assert "  engine fused: fused.onnx, plugins BiasGelu" in others
+    assert "  input x: 1x8 to 8x64, best at 4x24" in others
+    (tmp_path / "kit.json").write_text(json.dumps({**KIT, "gpu": "sm_90"}))
+    assert "kit of m.onnx for sm_90, made" in next(inspecting.lines(inspecting.describe(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("shapes", {"x": [[1], [2]]}, r"shapes\.x: "),
+        ("shapes", {"x": 7}, r"shapes\.x: 7 is not of type 'array'"),
+        ("engines", {"fused": {}}, r"engines\.fused: 'model' is a required property"),
+        ("engines", {"fused": {"model": "f", "plugins": [None]}}, r"engines\.fused\.plugins\[0\]: "),
+        ("inputs", {"feeds": 3}, r"inputs\.feeds: "),
+        ("gpu", None, "gpu: None is not of type 'string'"),
+        ("files", ["a"], "damaged"),
+    ],
+)
+def test_a_kit_from_elsewhere_may_hold_anything(part: str, value: object, says: str, tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text(json.dumps({**KIT, part: value}))
+    with pytest.raises(BadInput, match=says):
+        inspecting.describe(tmp_path)
+    del (without := dict(KIT))[part]
+    (tmp_path / "kit.json").write_text(json.dumps(without))
+    with pytest.raises(BadInput, match=f"'{part}' is a required property|damaged"):
+        inspecting.describe(tmp_path)

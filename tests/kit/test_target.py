@@ -152,6 +152,10 @@ def test_what_is_missing_is_said(kit: Path, run_kit: Run, tmp_path: Path) -> Non
     module = run_kit(kit, PYTHONPATH=str(tmp_path))
     assert module.returncode == 3
     assert "TensorRT cannot be imported here: No module named 'tensorrt'" in module.stderr
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+    arrays = run_kit(kit, PYTHONPATH=str(tmp_path))
+    assert arrays.returncode == 3
+    assert arrays.stderr == "error: numpy is not installed here; `python3 -m pip install numpy`\n"
 
 
 @pytest.mark.parametrize("name", ["automatic.onnx", "fused.onnx", "weights.bin", "reference.npz", "libonnxfuse_plugins.so"])
