@@ -25,6 +25,23 @@ def test_optimize_shows_sites_misses_and_outputs() -> None:
         assert words in text
 
 
+def test_what_would_be_done_is_not_called_done() -> None:
+    """`explain` writes nothing, and checks nothing."""
+    report = sample.optimize()
+    del report["check"]
+    text = shown({**report, "out": None})
+    assert text.startswith("· y.onnx: 3 sites would be fused, 1 left\n")
+    assert "not checked" not in text
+    assert "The outputs were not checked." in shown(report)
+
+
+def test_a_site_that_is_fused_on_an_estimate_says_so() -> None:
+    report = sample.optimize()
+    assert "canonical" not in shown(report)
+    report["sites"][0]["reason"] = "estimate, from H200 (not l4): won: 1.110 times as fast"
+    assert "estimate, from H200 (not l4): won: 1.110 times as fast" in " ".join(shown(report).split())
+
+
 def test_disagreement_is_first_and_says_why() -> None:
     text = shown(sample.compare(1.0))
     assert text.startswith("✗ y.onnx: 3 of 3 do not agree")
