@@ -91,10 +91,16 @@ def _make_kit(folder: Path, model: Path, name: str, **settings: Any) -> None:
     assert gpu is not None
     with status() as progress:
         made = make(model, folder, gpu=gpu, progress=progress, **settings)
-    plugins = f"plugins {', '.join(made.plugins)} for sm_{made.gpu.sm}" if made.plugins else "no plugins"
-    typer.echo(f"{folder}: kit for {made.gpu.name}, {made.size / 1e6:.1f} MB: {plugins}; {made.cases} inputs with their outputs")
+    compatible = settings["compatible"] is not None
+    target = "every GPU from sm_80 on" if compatible else made.gpu.name
+    plugins = (
+        f"plugins {', '.join(made.plugins)} for {'sm_80 and newer' if compatible else f'sm_{made.gpu.sm}'}"
+        if made.plugins
+        else "no plugins"
+    )
+    typer.echo(f"{folder}: kit for {target}, {made.size / 1e6:.1f} MB: {plugins}; {made.cases} inputs with their outputs")
     typer.echo(
-        f"on a machine with that GPU, tensorrt and numpy: python3 {shlex.quote(str(Path(folder.name) / 'kit.py'))} --sha256 {made.sha256}"
+        f"on a machine with {'such a' if compatible else 'that'} GPU, tensorrt and numpy: python3 {shlex.quote(str(Path(folder.name) / 'kit.py'))} --sha256 {made.sha256}"
     )
 
 
