@@ -103,7 +103,7 @@ def _outputs(name: str, check: Mapping[str, Any], console: Console) -> None:
         style = "" if metrics["agrees"] else "red"
         said = metrics["reason"] if not metrics["agrees"] else "; ".join(metrics.get("notes") or ())
         figures = [summary.figure(metrics["max_abs"]), summary.figure(metrics["max_rel"]), summary.cosine(metrics["cosine"])]
-        share = summary.percent(metrics["used"]) if metrics["used"] is not None else "over"
+        share = summary.percent(metrics["used"]) if metrics.get("used") is not None else "over" if "used" in metrics else ""
         table.add_row(_text(output, style), *figures, share, _text(said, style))
     console.print(table)
     _more(len(outputs), console)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from onnxfuse.report import summary, terminal
+from onnxfuse.errors import BadInput
+from onnxfuse.report import html, read, summary, terminal
 from tests.report import sample
 
 
-def shown(report: dict[str, object]) -> str:
+def shown(report: dict[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=200, color_system=None)
     terminal.show(report, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -55,6 +58,18 @@ def test_hostile_names_print_as_text() -> None:
         text = shown(report)
         assert "\x1b" not in text
         assert "[bold]" in text
+
+
+def test_parts_that_a_report_need_not_have_are_not_missed() -> None:
+    report = sample.optimize()
+    for metrics in report["check"]["outputs"].values():
+        del metrics["used"]
+    read.check(report)
+    assert "outputs agree" in shown(report)
+    assert "outputs agree" in html.page(report)
+    report["check"]["tolerance"]["rules"] = None
+    with pytest.raises(BadInput, match=r"check\.tolerance\.rules: None is not of type 'array'"):
+        read.check(report)
 
 
 def test_figures() -> None:
