@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import inputs, reference
-from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
+from onnxfuse.verify.metrics import Metrics, Tolerance, incomparable, measure, worst
 from onnxfuse.verify.skim import skeleton
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def check_arrays(
     for want, have in zip(wanted, got, strict=True):
         more.update(dict.fromkeys(name for name in have if name not in want))
         for name, value in want.items():
-            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else Metrics(False, "this output is missing")
+            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else incomparable("this output is missing")
             found.setdefault(name, []).append(one)
     extra = [f"output {name!r} has no counterpart in the reference" for name in more]
     return Check({name: worst(each) for name, each in found.items()}, limits, source, len(wanted), (*notes, *extra))
