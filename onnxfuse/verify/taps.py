@@ -240,14 +240,16 @@ class EngineSubject:
         return self._layers.get(name, "")
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
-        return {read for name in names if (node := self._plugin(name)) is not None for read in names_read(node) if read in edges}
+        plugins = [node for name in names if (node := self._plugin(name)) is not None]
+        return {known for node in plugins for read in names_read(node) if (known := self._before_cast(read, edges)) in edges}
 
     def alone(self, names: Sequence[str], edges: Collection[str], values: Mapping[str, Any]) -> Outputs:
         """Plugins only: of what TensorRT made itself it cannot be told apart what belongs to which node."""
         found: Outputs = {}
         for name in names:
             node = self._plugin(name)
-            if node is None or name in found or not all(read in values or read in self._feeds for read in names_read(node)):
+            known = {*values, *self._feeds}
+            if node is None or name in found or not all(self._before_cast(read, known) in known for read in names_read(node)):
                 continue
             outputs = self._run_alone(node, values)
             found.update((made, value) for made, value in outputs.items() if made in names)
@@ -257,13 +259,20 @@ class EngineSubject:
         node = self.pieces.producers.get(name)
         return node if node is not None and node.domain == DOMAIN and node.op in self._plugins else None
 
+    def _before_cast(self, name: str, known: Collection[str]) -> str:
+        """What a tensor that is not known is a cast of, as of an input that was float32; else the tensor itself."""
+        maker = self.pieces.producers.get(name)
+        casts = maker is not None and maker.op == "Cast" and name in self._types and self._types[name].is_float
+        return str(maker.inputs[0].name) if maker is not None and casts and name not in known else name
+
     def _run_alone(self, node: gs.Node, values: Mapping[str, Any]) -> Outputs:
         """A plugin in an engine of its own; nodes with the same attributes, types and shapes share one."""
         feeds = {}
         for place, tensor in enumerate(node.inputs):
             if not tensor.name:
                 continue
-            value = tensor.values if isinstance(tensor, gs.Constant) else values.get(tensor.name, self._feeds.get(tensor.name))
+            name = self._before_cast(tensor.name, {*values, *self._feeds})
+            value = tensor.values if isinstance(tensor, gs.Constant) else values.get(name, self._feeds.get(name))
             kind = self._types.get(tensor.name)
             feeds[f"i{place}"] = np.ascontiguousarray(_cast(np.asarray(value), kind))
         key, model = self.pieces.one(node, feeds)

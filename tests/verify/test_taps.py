@@ -431,6 +431,16 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
     assert [asked["use_plugins"] for asked in command.process.asked] == [False, True]
 
 
+def test_a_plugin_that_reads_a_cast_of_an_input_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original does not have the cast: its values are those of the input, rounded."""
+    command = Command(tmp_path, monkeypatch)
+    report = compare.run(dataclasses.replace(command.wanted, others=command.wanted.others[1:]))
+    rows = {row["name"]: row for row in report["tensors"]}
+    assert rows["l0_attention_norm_out"]["alone"]["agrees"]
+    assert rows["l0_mlp_norm_out"]["alone"]["agrees"]
+    assert report["inside"]["subjects"][0]["wrong"]["tensor"] == "l0_gelu_mul_half_out"
+
+
 def test_inner_tensors_become_outputs_and_outputs_stay() -> None:
     marked: list[str] = []
     outputs = [[SimpleNamespace(name="a", is_network_output=False), None], [SimpleNamespace(name="y", is_network_output=True)]]
