@@ -3,7 +3,8 @@
 #   make demo        optimize a trained model, check it, compile the plugins; build and time engines where there is a GPU
 #   make test        lint, types, tests
 #   make test-real   tests on twelve trained models (fetches 300 MB)
-#   make wheel       build sdist and wheel, and try the wheel in an environment of its own
+#   make wheel       build sdist and wheel, and try them in environments of their own, for each Python that is here
+#   make docs        the documentation, in build/site (fetches mkdocs-material)
 #   make lint format clean
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_FLAGS ?= -n 2
 
-.PHONY: help demo test test-real lint format wheel clean
+.PHONY: help demo test test-real lint format wheel docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +36,11 @@ $(VENV)/.with-nvcc: pyproject.toml | $(VENV)/.made
 $(VENV)/.with-dev: pyproject.toml | $(VENV)/.made
 	@echo "== installing onnxfuse[dev,nvcc] (the first time: 350 MB, mostly the CUDA compiler)"
 	@$(PIP) install -e '.[dev,nvcc]'
+	@touch $@
+
+$(VENV)/.with-docs: pyproject.toml | $(VENV)/.made
+	@echo "== installing onnxfuse[docs]"
+	@$(PIP) install -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.with-nvcc
@@ -63,7 +69,15 @@ wheel: $(VENV)/.with-dev
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >build.log 2>&1 || { tail -20 build.log; exit 1; }
 	@rm -f build.log
-	@scripts/check-wheel $(BIN)/python dist/*.whl
+	@scripts/check-wheel $(BIN)/python dist/*.whl nvcc
+	@scripts/check-wheel $(BIN)/python dist/*.tar.gz
+	@for version in 3.10 3.11 3.12 3.13; do \
+	  python=$$(scripts/find-python $$version) || { echo "== Python $$version is not here: not tried"; continue; }; \
+	  scripts/check-wheel "$$python" dist/*.whl || exit 1; done
+
+docs: $(VENV)/.with-docs
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	@echo "== build/site/index.html"
 
 clean:
 	rm -rf dist build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

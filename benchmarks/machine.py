@@ -12,7 +12,8 @@ import sys
 from typing import Any
 
 from onnxfuse import gpus
-from onnxfuse.bench.timing import bandwidth_mark, others_on_gpu
+from onnxfuse.bench.timing import bandwidth_mark
+from onnxfuse.bench.watch import others_on_gpu
 from onnxfuse.engine import trt
 
 COPY_BYTES = 2 << 30

@@ -1,21 +1,15 @@
-"""One row: optimize, build both engines, check, time. A pure function of its candidate.
+"""One row of the suite, on top of the product's own unit of work (onnxfuse/bench/candidate.py).
 
-`measure` writes into the candidate's work folder only, and returns plain values. It runs in a process of its own (`in_child`,
-or `python -m benchmarks.measure CANDIDATE.json ROW.json`), so that a crash of TensorRT costs one row and nothing else.
+What the suite adds: whether the engine runs in a fresh process, TensorRT's FP16 flag, and PyTorch. A row of policy measure is the final
+timing of the search itself. `in_child` (or `python -m benchmarks.measure CANDIDATE.json ROW.json`) measures in a process of its own, so
+that a crash of TensorRT costs one row and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,303 +18,226 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.suite import ROOT, Candidate
-from onnxfuse.bench import stats, timing
-from onnxfuse.engine import build, manifest
-from onnxfuse.engine.manifest import Manifest
+from onnxfuse import measuring
+from onnxfuse.bench import candidate as work
+from onnxfuse.bench import timing
+from onnxfuse.bench.candidate import Also, Outputs, Rewriting, Side
+from onnxfuse.bench.child import STEP, Watch, last_json, run, why
+from onnxfuse.engine import build
 from onnxfuse.engine.run import Array, Engine, cast_feeds
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.plan.sites import Site
 
-COSINE = 0.9999
-"""Least cosine between the fused engine's outputs and onnxruntime's in float32."""
-ERROR_FACTOR = 2.0
-"""Largest error of the fused engine, as a multiple of the automatic engine's."""
-NO_ERROR = 1e-6
-"""An error that is never held against the fused engine: the automatic one may be exact."""
+FRESH_SECONDS = 300.0
+PYTORCH_SECONDS = 300.0
 
-Outputs = Mapping[str, Array]
+# Fields of a result that a row has under the same name.
+_SHARED = (
+    "automatic_ms", "fused_ms", "ratio", "verdict", "others_ms", "agrees", "max_abs", "cosine", "automatic_max_abs", "automatic_cosine",
+    "precisions", "build_seconds", "inputs", "samples", "placements_ms", "cuda_graph", "clocks_mhz", "marks", "seconds",
+)  # fmt: skip
 
 
 def measure(candidate: Candidate) -> results.Row:
     """The row of `candidate`: see benchmarks/README.md for its fields. Raises OnnxfuseError where it cannot be measured."""
-    from onnxfuse.verify import reference
-
-    clock = _Stopwatch()
-    work = Path(candidate.work)
-    work.mkdir(parents=True, exist_ok=True)
-    model = Path(candidate.model)
-    feeds = feeds_of(candidate)
-    shapes = _fixed_shapes(model, feeds)
-    cache = Path(candidate.timing_cache) if candidate.timing_cache else None
-
-    # Rows of one model share its automatic engine.
-    shared = work.parent / f"{candidate.name}-{candidate.precision}-automatic"
-    shared.mkdir(exist_ok=True)
-    automatic, _ = _optimized(candidate, shared / "automatic.onnx", "none", feeds)
-    fused, sites = _optimized(candidate, work / "fused.onnx", candidate.policy, feeds)
-    clock.lap("optimize")
-    engines = {"automatic": shared / "automatic.engine", "fused": work / "fused.engine"}
-    manifests = {
-        "automatic": _kept(engines["automatic"], automatic)
-        or build.build(automatic, engines["automatic"], shapes=shapes, timing_cache=cache, use_plugins=False),
-        "fused": build.build(fused, engines["fused"], shapes=shapes, timing_cache=cache),
-    }
-    clock.lap("build")
-    wanted = reference.run(model, [feeds])[0]
-    clock.lap("reference")
-
-    loaded = {name: Engine.load(path) for name, path in engines.items()}
-    got = {name: engine.run(cast_feeds(engine.inputs, feeds)) for name, engine in loaded.items()}
-    errors = {name: error_of(outputs, wanted) for name, outputs in got.items()}
-    fresh, fresh_reason = _runs_in_fresh_process(engines["fused"], feeds, got["fused"], work)
-    notes = [] if fresh else [f"fresh process: {fresh_reason}"]
-    if "trt_fp16_flag" in candidate.others:
-        reason = _add_fp16_flag(engines, model, work, shapes, cache)
-        notes += [f"trt_fp16_flag: {reason}"] if reason else []
-    clock.lap("check")
-
-    for engine in loaded.values():
-        engine.close()
-    timed = timing.time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, feeds, samples=candidate.samples)
-    clock.lap("time")
-    others = {"trt_fp16_flag": timed.median("trt_fp16_flag").to_dict()} if "trt_fp16_flag" in engines else {}
+    folder = Path(candidate.work)
+    folder.mkdir(parents=True, exist_ok=True)
+    row = _searched(candidate) if candidate.policy == "measure" else _compared(candidate)
     if "pytorch_graph" in candidate.others:
         answer = pytorch_graph(candidate)
         if "median" in answer:
-            others["pytorch_graph"] = answer
+            row["others_ms"] = {**row["others_ms"], "pytorch_graph": answer}
         else:
-            notes.append(f"pytorch_graph: {answer['failed']}")
-        clock.lap("pytorch")
+            row["notes"].append(f"pytorch_graph: {answer['failed']}")
+    return row
 
-    ratio = timed.ratio("automatic", "fused")
-    agrees, disagreement = judge(errors["fused"], errors["automatic"])
-    marks = list(timed.marks) + ([f"outputs disagree: {disagreement}"] if not agrees else [])
+
+def _compared(candidate: Candidate) -> results.Row:
+    """The engine of a policy against the automatic one, which the rows of one model share."""
+    policy = candidate.policy
+    only = (policy.removeprefix("only:"),) if policy.startswith("only:") else ()
+    shared = Path(candidate.work).parent / f"{candidate.name}-{candidate.precision}-automatic"
+    shared.mkdir(exist_ok=True)
+    inputs = Path(candidate.work) / "inputs.npz"
+    np.savez(inputs, **feeds_of(candidate))
+    unit = work.Candidate(
+        model=candidate.model,
+        automatic=Rewriting("none"),
+        fused=Rewriting("all" if only else policy, only),
+        precision=candidate.precision,
+        inputs=str(inputs),
+        work=str(shared),
+        automatic_engine=str(shared / "automatic.engine"),
+        timing_cache=candidate.timing_cache,
+        samples=candidate.samples,
+    )
+
+    def also(automatic: Side, fused: Side, feeds: Mapping[str, Array], outputs: Outputs) -> Also:
+        fresh, reason = _runs_in_fresh_process(fused.engine, feeds, outputs, Path(candidate.work))
+        notes = () if fresh else (f"fresh process: {reason}",)
+        engines: dict[str, Path] = {}
+        if "trt_fp16_flag" in candidate.others:
+            reason = _add_fp16_flag(engines, candidate, feeds)
+            notes += (f"trt_fp16_flag: {reason}",) if reason else ()
+        return Also(engines, notes, {"fresh_process": fresh})
+
+    return _row(candidate, work.measure(unit, also=also))
+
+
+def _searched(candidate: Candidate) -> results.Row:
+    """What policy measure came to; its final timing, from a rebuild of both engines, is the row's."""
+    feeds = feeds_of(candidate)
+    settings = measuring.Settings(
+        budget=candidate.search_minutes,
+        timing_cache=Path(candidate.timing_cache) if candidate.timing_cache else None,
+        folder=Path(candidate.work),
+        samples=candidate.samples,
+    )
+    found = measuring.measure(
+        Path(candidate.model),
+        precision=candidate.precision,
+        feeds=[feeds],
+        settings=settings,
+        progress=lambda words: print(f"{STEP}{words}", flush=True),
+    )
+    row = _row(candidate, found.found.final.result)
+    row["notes"] += found.notes
+    row["search"] = found.to_dict()["plan"]["search"]
+    row["decisions"] = _decisions(found)
+    row["seconds"] = _phases(trial.result for trial in found.found.trials)
+    row["verdicts"] = [verdict.to_dict() for verdict in found.verdicts]
+    engine = found.folder / "final.engine"
+    if found.found.final.keys and engine.is_file():
+        with Engine.load(engine) as loaded:
+            outputs = loaded.run(cast_feeds(loaded.inputs, feeds))
+        row["fresh_process"], reason = _runs_in_fresh_process(engine, feeds, outputs, Path(candidate.work))
+        row["notes"] += [] if row["fresh_process"] else [f"fresh process: {reason}"]
+    if "trt_fp16_flag" in candidate.others:
+        _time_fp16_flag(row, candidate, found.folder / "automatic.engine", feeds)
+    found.tidy()
+    return row
+
+
+def _time_fp16_flag(row: results.Row, candidate: Candidate, automatic: Path, feeds: Mapping[str, Array]) -> None:
+    """Adds the engine of TensorRT's FP16 flag to a row, timed beside the automatic engine, or a note why it is not there."""
+    engines = {"automatic": automatic}
+    here = automatic.is_file()  # not where every measurement is from an earlier run
+    reason = _add_fp16_flag(engines, candidate, feeds) if here else "the automatic engine of an earlier run is gone"
+    if reason:
+        row["notes"].append(f"trt_fp16_flag: {reason}")
+        return
+    timed = timing.time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, feeds, samples=candidate.samples)
+    row["others_ms"] = {**row["others_ms"], "trt_fp16_flag": timed.median("trt_fp16_flag").to_dict()}
+    row["notes"] += [f"trt_fp16_flag: {mark}" for mark in timed.marks]
+
+
+def _decisions(found: measuring.Measurement) -> list[dict[str, Any]]:
+    """What became of each group: how many of its sites are fused, and every reason given."""
+    decided = found.found.decisions
+    return [
+        {
+            "group": group.name,
+            "sites": len(group.places),
+            "fused": sum(decided[place.site.key][0] for place in group.places),
+            "reasons": list(dict.fromkeys(decided[place.site.key][1] for place in group.places)),
+        }
+        for group in found.found.groups
+    ]
+
+
+def _phases(measured: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of each phase, over all candidates of this run."""
+    total: dict[str, float] = {}
+    for result in measured:
+        if not result.get("from_earlier_run"):
+            for phase, seconds in result.get("seconds", {}).items():
+                total[phase] = round(total.get(phase, 0.0) + seconds, 2)
+    return total
+
+
+def _row(candidate: Candidate, result: Mapping[str, Any]) -> results.Row:
     return {
         "name": candidate.name,
         "precision": candidate.precision,
         "policy": candidate.policy,
-        "automatic_ms": timed.median("automatic").to_dict(),
-        "fused_ms": timed.median("fused").to_dict(),
-        "ratio": ratio.to_dict(),
-        "verdict": stats.verdict(ratio),
-        "others_ms": others,
-        "sites": dict(sorted(Counter(site.fusion for site in sites).items())),
-        "site_shapes": _shapes_of(sites),
-        "agrees": agrees,
-        "max_abs": _number(errors["fused"]["max_abs"]),
-        "cosine": errors["fused"]["cosine"],
-        "automatic_max_abs": _number(errors["automatic"]["max_abs"]),
-        "automatic_cosine": errors["automatic"]["cosine"],
-        "fresh_process": fresh,
-        "layers": {name: len(known.layers) for name, known in manifests.items()},
-        "precisions": {name: known.precisions for name, known in manifests.items()},
-        "build_seconds": {name: known.build_seconds for name, known in manifests.items()},
-        "inputs": {name: list(array.shape) for name, array in feeds.items()},
-        "samples": len(timed.samples["fused"]),
-        "placements_ms": {name: [round(ms, 5) for ms in timed.by_placement(name)] for name in ("automatic", "fused")},
-        "cuda_graph": all(timed.captured.values()),
-        "clocks_mhz": {"before": timed.before.sm, "after": timed.after.sm},
-        "marks": marks,
-        "notes": notes,
-        "seconds": clock.laps,
+        **{field: result[field] for field in _SHARED},
+        "sites": work.counts(result["sites"]),
+        "site_shapes": _shapes_of(result["sites"]),
+        "layers": result["layer_counts"],
+        "layer_diff": result["layers"]["diff"]["summary"] if "layers" in result else None,
+        "fresh_process": result.get("fresh_process"),
+        "notes": list(result["notes"]),
     }
-
-
-def _kept(engine: Path, model: Path) -> Manifest | None:
-    """The manifest of an engine that was built from exactly this model; None where there is none."""
-    known = manifest.load(engine)
-    return known if known is not None and engine.is_file() and known.model_sha256 == manifest.model_digest(model) else None
 
 
 def feeds_of(candidate: Candidate) -> dict[str, Array]:
     """The candidate's inputs: its .npz, or generated from the declared types with seed 0."""
     if candidate.inputs is not None:
-        with np.load(candidate.inputs, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        return work.load_feeds(Path(candidate.inputs))
     from onnxfuse.verify import inputs
 
     return dict(inputs.generate(Path(candidate.model), seed=0, dims=candidate.dims)[0])
 
 
-def error_of(got: Outputs, wanted: Outputs) -> dict[str, float]:
-    """Largest absolute error and smallest cosine over all floating-point outputs, against float32 of onnxruntime.
-
-    An integer or boolean output that differs anywhere, a missing one, a wrong shape, and NaN or Inf in other places
-    count as an infinite error.
-    """
-    largest, cosine = 0.0, 1.0
-    for name, want in wanted.items():
-        if name not in got or got[name].shape != want.shape:
-            return {"max_abs": math.inf, "cosine": 0.0}
-        a, b = (np.asarray(x).astype(np.float64) for x in (got[name], want))
-        finite = np.isfinite(b)
-        if not np.array_equal(finite, np.isfinite(a)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-            return {"max_abs": math.inf, "cosine": 0.0}
-        if not (want.dtype.kind == "f" or "float" in want.dtype.name):
-            if not np.array_equal(a, b):
-                return {"max_abs": math.inf, "cosine": 0.0}
-            continue
-        a, b = a[finite], b[finite]
-        if a.size == 0:
-            continue
-        largest = max(largest, float(np.abs(a - b).max()))
-        norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-        cosine = min(cosine, float(a @ b) / norm if norm else float(np.array_equal(a, b)))
-    return {"max_abs": largest, "cosine": cosine}
-
-
-def judge(fused: Mapping[str, float], automatic: Mapping[str, float]) -> tuple[bool, str]:
-    """Whether the fused engine's error is acceptable, and why not.
-
-    Its outputs must point where the reference's do, and its error may be no more than ERROR_FACTOR times that of the
-    automatic engine of the same precision.
-    """
-    if not fused["cosine"] >= COSINE:
-        return False, f"cosine {fused['cosine']:.6f} is below {COSINE}"
-    limit = max(NO_ERROR, ERROR_FACTOR * automatic["max_abs"])
-    if not fused["max_abs"] <= limit:
-        return False, f"error {fused['max_abs']:.3g} is above {limit:.3g}, the limit beside the automatic engine's error"
-    return True, ""
-
-
-def in_child(candidate: Candidate, timeout: float) -> results.Row:
-    """`measure` in a process of its own; a crash, a fault and a timeout become a failed row."""
+def in_child(candidate: Candidate, timeout: float, watch: Watch | None = None) -> results.Row:
+    """`measure` in a process of its own; a crash, a fault and a timeout become a failed row. `watch` is told each step of a search."""
     folder = Path(candidate.work)
     folder.mkdir(parents=True, exist_ok=True)
     order, answer = folder / "candidate.json", folder / "row.json"
     order.write_text(json.dumps(candidate.to_dict()), encoding="utf-8")
     answer.unlink(missing_ok=True)
-    status, said = child(["benchmarks.measure", str(order), str(answer)], timeout)
+    status, said = child(["benchmarks.measure", str(order), str(answer)], timeout, watch)
     if status == 0 and answer.is_file():
         return dict(json.loads(answer.read_text(encoding="utf-8")))
     return results.failed(candidate.name, candidate.precision, candidate.policy, why(status, said, timeout))
 
 
-def pytorch_graph(candidate: Candidate, timeout: float = 300) -> dict[str, Any]:
+def pytorch_graph(candidate: Candidate) -> dict[str, Any]:
     """Time of the same module in PyTorch under a CUDA graph: {"median", "low", "high"}, or {"failed": reason}."""
     arguments = ["benchmarks.pytorch", candidate.name, candidate.precision, str(candidate.samples)]
-    status, said = child(arguments, timeout)
+    status, said = child(arguments, PYTORCH_SECONDS)
     if status != 0:
-        return {"failed": why(status, said, timeout)}
+        return {"failed": why(status, said, PYTORCH_SECONDS)}
     return last_json(said)
 
 
-def child(arguments: list[str], timeout: float) -> tuple[int | None, str]:
+def child(arguments: list[str], timeout: float, watch: Watch | None = None) -> tuple[int | None, str]:
     """(exit status or None for a timeout, what was said) of `python -m ARGUMENTS` in the checkout."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # Unbuffered: what was said before a crash is not lost with it.
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            status: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            status = None
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        output.seek(0)
-        return status, output.read()
+    return run(arguments, timeout, watch, folder=ROOT)
 
 
-def last_json(said: str) -> dict[str, Any]:
-    """The last JSON object that a child printed on a line of its own."""
-    line = next(line for line in reversed(said.splitlines()) if line.startswith("{"))
-    return dict(json.loads(line))
-
-
-def why(status: int | None, said: str, timeout: float) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "it said nothing")
-    if status is None:
-        return f"not done within {timeout:.0f} s"
-    if status < 0:
-        return f"crashed ({signal.Signals(-status).name}): {last}"
-    return last.removeprefix("error: ")
-
-
-def _optimized(candidate: Candidate, out: Path, policy: str, feeds: Mapping[str, Array]) -> tuple[Path, list[Site]]:
-    """The rewritten model, and its fused sites. The engine's outputs are checked, not the model's.
-
-    Policy only:FUSION is that fusion, and what it is built on, at every legal site.
-    """
-    from onnxfuse import gpus, pipeline
-
-    only = (policy.removeprefix("only:"),) if policy.startswith("only:") else ()
-
-    result = pipeline.optimize(
-        Path(candidate.model),
-        out,
-        policy="all" if only else policy,
-        only=only,
-        precision=candidate.precision,
-        gpu=gpus.resolve("auto"),
-        feeds=[dict(feeds)],
-        check=False,
-    )
-    return out, [decision.site for decision in result.decisions if decision.fused]
-
-
-def _shapes_of(sites: Sequence[Site]) -> dict[str, list[str]]:
+def _shapes_of(sites: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The shapes of each fusion's sites, as the model declares them."""
     shapes: dict[str, set[str]] = {}
     for site in sites:
-        shapes.setdefault(site.fusion, set()).add(site.shape)
+        shapes.setdefault(site["fusion"], set()).add(site["shape"])
     return {fusion: sorted(found) for fusion, found in sorted(shapes.items())}
 
 
-def _fixed_shapes(model: Path, feeds: Mapping[str, Array]) -> list[str]:
-    """--shapes for the dynamic inputs: the shapes of the feeds, fixed."""
-    from onnxfuse.engine.shapes import inputs_of
-
-    return [f"{spec.name}:{'x'.join(map(str, feeds[spec.name].shape))}" for spec in inputs_of(model) if spec.dynamic and spec.name in feeds]
-
-
-def _add_fp16_flag(engines: dict[str, Path], model: Path, work: Path, shapes: list[str], cache: Path | None) -> str | None:
+def _add_fp16_flag(engines: dict[str, Path], candidate: Candidate, feeds: Mapping[str, Array]) -> str | None:
     """Adds the weakly typed engine of the untouched model; returns why there is none."""
-    out = work / "fp16_flag.engine"
+    model, out = Path(candidate.model), Path(candidate.work) / "fp16_flag.engine"
+    cache = Path(candidate.timing_cache) if candidate.timing_cache else None
     try:
-        build.build_reference_fp16flag(model, out, shapes=shapes, timing_cache=cache)
+        build.build_reference_fp16flag(model, out, shapes=work.fixed_shapes(model, feeds), timing_cache=cache)
         engines["trt_fp16_flag"] = out
     except OnnxfuseError as error:
         return str(error)
     return None
 
 
-def _runs_in_fresh_process(engine: Path, feeds: Mapping[str, Array], expected: Outputs, work: Path) -> tuple[bool, str]:
+def _runs_in_fresh_process(engine: Path, feeds: Mapping[str, Array], expected: Outputs, folder: Path) -> tuple[bool, str]:
     """Whether the engine gives the same outputs in a new process, where no plugin library is loaded."""
-    given, answer = work / "fresh-in.npz", work / "fresh-out.npz"
+    given, answer = folder / "fresh-in.npz", folder / "fresh-out.npz"
     np.savez(given, **dict(feeds))
-    status, said = child(["benchmarks.fresh", str(engine), str(given), str(answer)], 300)
+    status, said = child(["benchmarks.fresh", str(engine), str(given), str(answer)], FRESH_SECONDS)
     if status != 0:
-        return False, why(status, said, 300)
+        return False, why(status, said, FRESH_SECONDS)
     with np.load(answer, allow_pickle=False) as outputs:
         for name, want in expected.items():
             got = outputs[name]
             if not np.allclose(got, want.astype(got.dtype), rtol=1e-2, atol=1e-3, equal_nan=True):
                 return False, f"output {name} differs from the one of the process that built the engine"
     return True, ""
-
-
-def _number(value: float) -> float | None:
-    """JSON has no infinity: an error without bound is null."""
-    return value if math.isfinite(value) else None
-
-
-class _Stopwatch:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = round(now - self._last, 2)
-        self._last = now
 
 
 def main(order: Path, answer: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,68 @@ def key(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["name"], row["precision"], row["policy"]
 
 
+def find(results: Results, row: Mapping[str, Any]) -> Row | None:
+    """The row with the same name, precision and policy."""
+    return next((old for old in results["rows"] if key(old) == key(row)), None)
+
+
+def is_of(row: Mapping[str, Any], machine: Mapping[str, Any]) -> bool:
+    """Whether the row was measured, at `machine`'s commit and with its driver. Each GPU and TensorRT version has a file of its own."""
+    measured = row.get("measured", {})
+    return "failed" not in row and all(measured.get(name) == machine[name] for name in ("commit", "driver"))
+
+
+def outcome(row: Mapping[str, Any]) -> str:
+    """faster, slower or draw; or what keeps the row from being one of them: failed, disagrees, marked."""
+    if "failed" in row:
+        return "failed"
+    if not row["agrees"]:
+        return "disagrees"
+    return "marked" if row["marks"] else str(row["verdict"])
+
+
+def repeated(row: Row, again: Row) -> Row:
+    """`row` with "repeat": what the second measurement gave, and whether it says the same.
+
+    The verdicts agree where the outcome of the row is the same and every group of sites was decided alike; that the figures are
+    apart by more than their intervals is said, and is no other verdict.
+    """
+    groups = {name: [fused(row, name), fused(again, name)] for name in dict.fromkeys([*_groups(row), *_groups(again)])}
+    agree = outcome(row) == outcome(again) and all(first == second for first, second in groups.values())
+    figures = {
+        name: again[name] for name in ("ratio", "automatic_ms", "fused_ms", "marks", "sites", "decisions", "failed") if name in again
+    }
+    apart = "failed" not in row and "failed" not in again and _apart(row["ratio"], again["ratio"])
+    repeat = {"agrees": agree, "outcome": outcome(again), "groups": groups, "intervals_apart": apart, "measured": again.get("measured")}
+    return {**row, "repeat": {**repeat, **figures}}
+
+
+def fused(row: Mapping[str, Any], group: str) -> int | None:
+    """How many sites of the group are fused; None where the row knows no such group."""
+    return next((decision["fused"] for decision in row.get("decisions", ()) if decision["group"] == group), None)
+
+
+def _groups(row: Mapping[str, Any]) -> list[str]:
+    return [decision["group"] for decision in row.get("decisions", ())]
+
+
+def _apart(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    return first["high"] < second["low"] or second["high"] < first["low"]
+
+
+def repeat_line(row: Mapping[str, Any]) -> str:
+    """What the repetition says, in one line."""
+    repeat = row["repeat"]
+    if "failed" in repeat:
+        return f"failed: {repeat['failed']}"
+    ratio = repeat["ratio"]
+    text = f"ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] {repeat['outcome']}"
+    other = [f"{name} {first} then {second} fused" for name, (first, second) in repeat["groups"].items() if first != second]
+    said = "the verdicts agree" if repeat["agrees"] else f"THE VERDICTS DISAGREE ({outcome(row)}, then {repeat['outcome']}"
+    said += "" if repeat["agrees"] else f"{'; ' if other else ''}{', '.join(other)})"
+    return f"{text}: {said}{'; the intervals lie apart' if repeat['intervals_apart'] else ''}"
+
+
 def save(results: Results, path: Path) -> None:
     """Writes the file whole or not at all; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,3 +127,19 @@ def failed(name: str, precision: str, policy: str, reason: str) -> Row:
 
 def measured(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "failed" not in row]
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with "+" where files differ from it; None where git cannot say."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None

@@ -45,6 +45,8 @@ class Candidate:
     timing_cache: str | None
     others: tuple[str, ...]
     """What else to time: "trt_fp16_flag", "pytorch_graph"."""
+    search_minutes: float = 15.0
+    """The budget of policy measure."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -50,6 +50,8 @@ def _row(row: results.Row) -> str:
     result = row["verdict"] if row["agrees"] else "**outputs disagree**"
     if row["marks"]:
         result += " (marked)"
+    if "repeat" in row:
+        result += ", twice" if row["repeat"]["agrees"] else f", then {row['repeat']['outcome']}"
     cells = [
         row["name"],
         kind,

@@ -1,4 +1,4 @@
-"""The verdicts that ship with the package, made from rows of policy only:FUSION.
+"""The verdicts that ship with the package, made from rows of policy measure and only:FUSION of benchmarks/results.
 
 python -m benchmarks.verdicts            print them
 python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
@@ -6,48 +6,57 @@ python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import results
 from benchmarks.suite import ROOT
 from onnxfuse import gpus
+from onnxfuse.bench.stats import Interval
 from onnxfuse.graph.files import atomic
-from onnxfuse.plan.verdicts import DTYPES, Interval, Verdict, shape_class
+from onnxfuse.plan import store
+from onnxfuse.plan.verdicts import DTYPES, Verdict, shape_class
 
 FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
 
 
 def verdicts(data: results.Results) -> Iterator[Verdict]:
-    """One for each class of shapes of each row that measured one fusion alone, agreed, and carries no mark."""
+    """Those that a search found; and of a row that measured one fusion alone, agreed, and carries no mark, one for each class of shapes."""
     for row in data["rows"]:
-        fusion = row["policy"].removeprefix("only:")
-        if fusion == row["policy"] or "failed" in row or row["marks"] or not row["agrees"]:
+        if "failed" in row:
             continue
-        for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
-            yield Verdict(
-                fusion=fusion,
-                model=row["name"],
-                rows=rows,
-                width=width,
-                dtype=DTYPES.get(row["precision"], "float32"),
-                gpu=gpus.resolve(data["machine"]["gpu"]).name,
-                driver=row["measured"]["driver"],
-                tensorrt=data["machine"]["tensorrt"],
-                automatic_ms=Interval(**row["automatic_ms"]),
-                fused_ms=Interval(**row["fused_ms"]),
-                ratio=Interval(**row["ratio"]),
-            )
+        yield from map(Verdict.from_dict, row.get("verdicts", ()))
+        fusion = row["policy"].removeprefix("only:")
+        if fusion != row["policy"] and row["agrees"] and not row["marks"]:
+            yield from _alone(fusion, row, data["machine"])
+
+
+def _alone(fusion: str, row: results.Row, machine: Mapping[str, Any]) -> Iterator[Verdict]:
+    for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
+        if not rows or not width:
+            continue  # of a symbolic shape: a search says what it measured
+        yield Verdict(
+            fusion=fusion,
+            model=row["name"],
+            rows=rows,
+            width=width,
+            dtype=DTYPES.get(row["precision"], "float32"),
+            gpu=gpus.resolve(machine["gpu"]).name,
+            driver=row["measured"]["driver"],
+            tensorrt=machine["tensorrt"],
+            automatic_ms=Interval(**row["automatic_ms"]),
+            fused_ms=Interval(**row["fused_ms"]),
+            ratio=Interval(**row["ratio"]),
+            date=row["measured"]["date"],
+        )
 
 
 def text(folder: Path = results.FOLDER) -> str:
     """The content of the verdicts file, from every results file of `folder`."""
     found = [verdict for path in sorted(folder.glob("*-trt*.json")) for verdict in verdicts(results.load(path))]
-    found.sort(key=lambda verdict: (verdict.fusion, verdict.gpu, verdict.tensorrt, verdict.model, verdict.rows, verdict.width))
-    return json.dumps({"schema": 1, "verdicts": [asdict(verdict) for verdict in found]}, indent=1) + "\n"
+    return store.text(sorted(store.newest(found), key=lambda verdict: tuple(map(str, verdict.key))))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 Figures are those of NVIDIA's data sheets and architecture white papers (largest variant of the name; `memory_gbps` is peak bandwidth,
 which a copy reaches to about 90 %), shared memory those of the CUDA C++ Programming Guide, "Technical specifications per compute
-capability". TensorRT support is that of its support matrix; Jetson modules get TensorRT with JetPack.
+capability". CUDA and TensorRT support is that of their release notes and support matrix; Jetson modules get TensorRT with JetPack.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ class Gpu:
     shared_kib_sm: int
     shared_kib_block: int
     tensorrt: str
+    """Versions that build engines for it."""
+    cuda: str
+    """Toolkits that compile for it."""
     kind: str
     aliases: tuple[str, ...] = ()
+    host: str | None = None
+    """The kind of processor (as `uname -m` says it) that every machine with this GPU has; None where there are several."""
 
 
 # Shared memory by compute capability: KiB of a multiprocessor, KiB that one block may opt in to.
@@ -62,62 +67,128 @@ _TENSORRT = {
     121: "10.13 and later, 11",
 }
 
+# CUDA toolkits that compile for a compute capability. 13.0 dropped all below 7.5.
+_CUDA = {
+    75: "10.0 and later",
+    80: "11.0 and later",
+    86: "11.1 and later",
+    87: "11.4 and later",
+    89: "11.8 and later",
+    90: "11.8 and later",
+    100: "12.8 and later",
+    103: "12.9 and later",
+    110: "13.0 and later",
+    120: "12.8 and later",
+    121: "12.9 and later",
+}
+
 _DATA_CENTRE, _WORKSTATION, _CONSUMER, _JETSON = "data centre", "workstation", "consumer", "Jetson"
 
+# Name, kind, compute capability, multiprocessors, GB/s, other names.
 _ROWS: tuple[tuple[str, str, int, int, float, tuple[str, ...]], ...] = (
     ("t4", _DATA_CENTRE, 75, 40, 320, ()),
     ("a100", _DATA_CENTRE, 80, 108, 1555, ("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")),
-    ("a100-80gb", _DATA_CENTRE, 80, 108, 2039, ("a100-sxm4-80gb", "a100-pcie-80gb")),
+    ("a100-80gb", _DATA_CENTRE, 80, 108, 2039, ("a100-sxm4-80gb", "a100-sxm-80gb")),
+    ("a100-80gb-pcie", _DATA_CENTRE, 80, 108, 1935, ("a100-pcie-80gb",)),
+    ("a800", _DATA_CENTRE, 80, 108, 2039, ("a800-80gb", "a800-sxm4-80gb", "a800-80gb-pcie")),
     ("a30", _DATA_CENTRE, 80, 56, 933, ()),
     ("a40", _DATA_CENTRE, 86, 84, 696, ()),
-    ("a10", _DATA_CENTRE, 86, 72, 600, ("a10g",)),
+    ("a10", _DATA_CENTRE, 86, 72, 600, ()),
+    ("a10g", _DATA_CENTRE, 86, 80, 600, ()),
     ("a16", _DATA_CENTRE, 86, 10, 200, ()),
     ("a2", _DATA_CENTRE, 86, 10, 200, ()),
     ("l4", _DATA_CENTRE, 89, 58, 300, ()),
+    ("l20", _DATA_CENTRE, 89, 92, 864, ()),
     ("l40", _DATA_CENTRE, 89, 142, 864, ()),
     ("l40s", _DATA_CENTRE, 89, 142, 864, ()),
+    ("h20", _DATA_CENTRE, 90, 78, 4000, ("h20-96gb",)),
     ("h100", _DATA_CENTRE, 90, 132, 3352, ("h100-sxm", "h100-sxm5", "h100-80gb-hbm3")),
     ("h100-pcie", _DATA_CENTRE, 90, 114, 2039, ()),
     ("h100-nvl", _DATA_CENTRE, 90, 132, 3938, ()),
+    ("h800", _DATA_CENTRE, 90, 132, 3352, ("h800-sxm", "h800-sxm5")),
     ("h200", _DATA_CENTRE, 90, 132, 4800, ("h200-sxm", "h200-nvl")),
-    ("gh200", _DATA_CENTRE, 90, 132, 4900, ("gh200-480gb",)),
-    ("b200", _DATA_CENTRE, 100, 148, 8000, ("gb200",)),
-    ("b300", _DATA_CENTRE, 103, 148, 8000, ("gb300",)),
-    ("rtx-pro-6000", _WORKSTATION, 120, 188, 1792, ("rtx-pro-6000-blackwell", "rtx-pro-6000-server")),
+    ("gh200", _DATA_CENTRE, 90, 132, 4900, ("gh200-480gb", "gh200-144g-hbm3e")),
+    ("b200", _DATA_CENTRE, 100, 148, 8000, ()),
+    ("gb200", _DATA_CENTRE, 100, 152, 8000, ()),
+    ("b300", _DATA_CENTRE, 103, 148, 8000, ("b300-sxm6-ac",)),
+    ("gb300", _DATA_CENTRE, 103, 152, 8000, ()),
+    ("rtx-pro-6000", _WORKSTATION, 120, 188, 1792, (
+        "rtx-pro-6000-blackwell", "rtx-pro-6000-server", "rtx-pro-6000-blackwell-workstation-edition",
+        "rtx-pro-6000-blackwell-server-edition", "rtx-pro-6000-blackwell-max-q-workstation-edition",
+    )),
+    ("rtx-pro-5000", _WORKSTATION, 120, 110, 1344, ("rtx-pro-5000-blackwell",)),
+    ("rtx-pro-4500", _WORKSTATION, 120, 82, 896, ("rtx-pro-4500-blackwell",)),
+    ("rtx-pro-4000", _WORKSTATION, 120, 70, 672, ("rtx-pro-4000-blackwell",)),
+    ("rtx-pro-2000", _WORKSTATION, 120, 34, 288, ("rtx-pro-2000-blackwell",)),
     ("rtx6000-ada", _WORKSTATION, 89, 142, 960, ("rtx-6000-ada-generation",)),
+    ("rtx5880-ada", _WORKSTATION, 89, 110, 960, ("rtx-5880-ada-generation",)),
     ("rtx5000-ada", _WORKSTATION, 89, 100, 576, ("rtx-5000-ada-generation",)),
+    ("rtx4500-ada", _WORKSTATION, 89, 60, 432, ("rtx-4500-ada-generation",)),
     ("rtx4000-ada", _WORKSTATION, 89, 48, 360, ("rtx-4000-ada-generation",)),
+    ("rtx4000-sff-ada", _WORKSTATION, 89, 48, 280, ("rtx-4000-sff-ada-generation",)),
+    ("rtx2000-ada", _WORKSTATION, 89, 22, 224, ("rtx-2000-ada-generation",)),
     ("rtx-a6000", _WORKSTATION, 86, 84, 768, ("a6000",)),
+    ("rtx-a5500", _WORKSTATION, 86, 80, 768, ("a5500",)),
     ("rtx-a5000", _WORKSTATION, 86, 64, 768, ("a5000",)),
+    ("rtx-a4500", _WORKSTATION, 86, 56, 640, ("a4500",)),
     ("rtx-a4000", _WORKSTATION, 86, 48, 448, ("a4000",)),
-    ("rtx-a2000", _WORKSTATION, 86, 26, 288, ("a2000",)),
+    ("rtx-a2000", _WORKSTATION, 86, 26, 288, ("a2000", "rtx-a2000-12gb")),
+    ("rtx8000", _WORKSTATION, 75, 72, 672, ()),
+    ("rtx6000", _WORKSTATION, 75, 72, 672, ()),
+    ("rtx5000", _WORKSTATION, 75, 48, 448, ()),
+    ("rtx4000", _WORKSTATION, 75, 36, 416, ()),
+    ("titan-rtx", _WORKSTATION, 75, 72, 672, ()),
     ("dgx-spark", _WORKSTATION, 121, 48, 273, ("gb10",)),
-    ("rtx2060", _CONSUMER, 75, 30, 336, ()),
-    ("rtx2070", _CONSUMER, 75, 36, 448, ()),
-    ("rtx2080", _CONSUMER, 75, 46, 448, ()),
-    ("rtx2080ti", _CONSUMER, 75, 68, 616, ()),
+    ("gtx1650", _CONSUMER, 75, 14, 128, ()),
+    ("gtx1650super", _CONSUMER, 75, 20, 192, ()),
+    ("gtx1660", _CONSUMER, 75, 22, 192, ()),
+    ("gtx1660super", _CONSUMER, 75, 22, 336, ()),
     ("gtx1660ti", _CONSUMER, 75, 24, 288, ()),
+    ("rtx2060", _CONSUMER, 75, 30, 336, ()),
+    ("rtx2060super", _CONSUMER, 75, 34, 448, ()),
+    ("rtx2070", _CONSUMER, 75, 36, 448, ()),
+    ("rtx2070super", _CONSUMER, 75, 40, 448, ()),
+    ("rtx2080", _CONSUMER, 75, 46, 448, ()),
+    ("rtx2080super", _CONSUMER, 75, 48, 496, ()),
+    ("rtx2080ti", _CONSUMER, 75, 68, 616, ()),
+    ("rtx3050", _CONSUMER, 86, 20, 224, ()),
     ("rtx3060", _CONSUMER, 86, 28, 360, ()),
+    ("rtx3060ti", _CONSUMER, 86, 38, 448, ()),
     ("rtx3070", _CONSUMER, 86, 46, 448, ()),
+    ("rtx3070ti", _CONSUMER, 86, 48, 608, ()),
     ("rtx3080", _CONSUMER, 86, 68, 760, ()),
+    ("rtx3080ti", _CONSUMER, 86, 80, 912, ()),
     ("rtx3090", _CONSUMER, 86, 82, 936, ()),
     ("rtx3090ti", _CONSUMER, 86, 84, 1008, ()),
     ("rtx4060", _CONSUMER, 89, 24, 272, ()),
+    ("rtx4060ti", _CONSUMER, 89, 34, 288, ()),
     ("rtx4070", _CONSUMER, 89, 46, 504, ()),
+    ("rtx4070super", _CONSUMER, 89, 56, 504, ()),
+    ("rtx4070ti", _CONSUMER, 89, 60, 504, ()),
+    ("rtx4070tisuper", _CONSUMER, 89, 66, 672, ()),
     ("rtx4080", _CONSUMER, 89, 76, 717, ()),
+    ("rtx4080super", _CONSUMER, 89, 80, 736, ()),
     ("rtx4090", _CONSUMER, 89, 128, 1008, ()),
+    ("rtx4090d", _CONSUMER, 89, 114, 1008, ()),
+    ("rtx5050", _CONSUMER, 120, 20, 320, ()),
     ("rtx5060", _CONSUMER, 120, 30, 448, ()),
+    ("rtx5060ti", _CONSUMER, 120, 36, 448, ()),
     ("rtx5070", _CONSUMER, 120, 48, 672, ()),
+    ("rtx5070ti", _CONSUMER, 120, 70, 896, ()),
     ("rtx5080", _CONSUMER, 120, 84, 960, ()),
     ("rtx5090", _CONSUMER, 120, 170, 1792, ()),
     ("orin", _JETSON, 87, 16, 205, ("agx-orin", "jetson-agx-orin")),
     ("orin-nx", _JETSON, 87, 8, 102, ("jetson-orin-nx",)),
-    ("orin-nano", _JETSON, 87, 8, 102, ("jetson-orin-nano",)),
-    ("thor", _JETSON, 110, 20, 273, ("agx-thor", "jetson-thor", "jetson-agx-thor")),
+    ("orin-nano", _JETSON, 87, 8, 102, ("jetson-orin-nano", "jetson-orin-nano-super")),
+    ("thor", _JETSON, 110, 20, 273, ("agx-thor", "jetson-thor", "jetson-agx-thor", "jetson-t5000")),
 )  # fmt: skip
 
+# Beside these GPUs is always an Arm processor: Grace, or a Jetson's own.
+_ARM = frozenset({"gh200", "gb200", "gb300", "dgx-spark", "orin", "orin-nx", "orin-nano", "thor"})
+
 GPUS: tuple[Gpu, ...] = tuple(
-    Gpu(name, sm, sms, gbps, *_SHARED[sm], _TENSORRT[sm], kind, aliases) for name, kind, sm, sms, gbps, aliases in _ROWS
+    Gpu(name, sm, sms, gbps, *_SHARED[sm], _TENSORRT[sm], _CUDA[sm], kind, aliases, "aarch64" if name in _ARM else None)
+    for name, kind, sm, sms, gbps, aliases in _ROWS
 )
 
 # GPUs that people still have and TensorRT 10 does not: name to compute capability.
@@ -171,7 +242,7 @@ def _architecture(sm: int, name: str) -> Gpu:
         raise _refused(name, sm)
     if sm not in _SHARED:
         raise BadInput(f"GPU {name!r}: no such compute capability; there are {', '.join(f'sm_{known}' for known in _SHARED)}")
-    return Gpu(f"sm_{sm}", sm, None, None, *_SHARED[sm], _TENSORRT[sm], "compute capability")
+    return Gpu(f"sm_{sm}", sm, None, None, *_SHARED[sm], _TENSORRT[sm], _CUDA[sm], "compute capability")
 
 
 def _refused(name: str, sm: int) -> BadInput:

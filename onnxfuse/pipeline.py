@@ -23,7 +23,8 @@ from onnxfuse.fusions.base import Fusion, Index, Miss, apply, find, label
 from onnxfuse.graph import clean, functions, garbage, query, read, shapes, write
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.precision import Precision, PrecisionReport, convert
-from onnxfuse.plan import planfile, policy, verdicts
+from onnxfuse.plan import planfile, policy, store, verdicts
+from onnxfuse.plan.measure import Place
 from onnxfuse.plan.sites import Decision, Site
 from onnxfuse.verify import reference
 from onnxfuse.verify.check import Check, Reference, check_rewritten, generated, run_feeds
@@ -32,7 +33,7 @@ from onnxfuse.verify.reference import Feeds
 if TYPE_CHECKING:
     from onnxfuse.gpus import Gpu
 
-SCHEMA = "onnxfuse/optimize/1"
+SCHEMA = 2  # of reports: onnxfuse/report/schema.json
 PRECISIONS = ("keep", "fp32", "fp16", "bf16")
 Progress = Callable[[str], None]
 
@@ -43,7 +44,7 @@ class Result:
 
     cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a fusion
     nearly held, and why not. converted: what the conversion of precision did, None where it was kept. check: None where it was not
-    asked for. seconds: by step.
+    asked for. seconds: by step. measured: the parts of a report that policy measure adds.
     """
 
     model: Path
@@ -60,6 +61,7 @@ class Result:
     check: Check | None = None
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -69,8 +71,9 @@ class Result:
         """The report, as JSON values. It is a plan file, too."""
         return {
             "schema": SCHEMA,
+            "kind": "optimize",
             "onnxfuse": __version__,
-            "model": str(self.model),
+            "model": {"name": self.model.name, "path": str(self.model)},
             "out": None if self.out is None else str(self.out),
             "gpu": self.gpu,
             "policy": self.policy,
@@ -83,6 +86,7 @@ class Result:
             "check": None if self.check is None else self.check.to_dict(),
             "notes": list(self.notes),
             "seconds": self.seconds,
+            **self.measured,
         }
 
 
@@ -116,19 +120,24 @@ def optimize(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     plan: Path | None = None,
+    measured: planfile.Plan | None = None,
     keep_fp32: Sequence[str] = (),
     feeds: Sequence[Feeds] | None = None,
     dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, float] | None = None,
     check: bool = True,
     progress: Progress = silent,
 ) -> Result:
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
-    feeds: inputs for the check and for the ranges of a precision conversion; where none are given they are generated, with `dims` as the
-    sizes of symbolic dimensions. Raises BadInput for what is wrong with the arguments or the model, OnnxfuseError where the model
-    takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
+    measured: for policy measure, what `onnxfuse.measuring` found. feeds: inputs for the check and for the ranges of a precision
+    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions, which decide on verdicts,
+    too. ranges: the largest magnitude of each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with
+    the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
-    rules = _rules(policy, only, skip, plan, gpu, precision)
+    if policy == "measure" and measured is None:
+        raise BadInput("--policy measure: nothing was measured; `onnxfuse optimize --policy measure` measures, on a machine with a GPU")
+    rules = _rules(policy, only, skip, plan, measured, gpu, precision, dims or {})
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
@@ -139,14 +148,16 @@ def optimize(
             before = _count(loaded)
             cleaned = clock.step("clean", "cleaning", lambda: tidy(loaded))
             decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
-            notes = () if plan is None else _stray(plan, rules, decisions)
+            notes = (*rules.notes, *(() if plan is None else _stray(plan, rules, decisions)))
             half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
-            if half or (check and out is not None):
+            unmeasured = precision == "fp16" and ranges is None
+            if unmeasured or (check and out is not None):
                 child = stack.enter_context(reference.Runtime())
                 given = clock.step("reference", "running the original", lambda: _reference(child, model, feeds, dims, progress))
-            if half:
+            if unmeasured:
                 # What is left of the source's tensors after rewriting has kept its name, and so its range.
-                ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
+                ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds))
+            if half:
                 kept = _where_now(keep_fp32, decisions)
                 converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, kept, ranges))
             if out is not None:
@@ -156,7 +167,7 @@ def optimize(
     return Result(
         model=model,
         out=out,
-        gpu=rules.gpu,
+        gpu=rules.target.gpu,
         policy=policy,
         precision=precision,
         nodes_before=before,
@@ -222,6 +233,42 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     taken = {node for decision in decisions.values() if decision.fused for node in decision.site.nodes}
     left = [miss for miss in itertools.chain.from_iterable(misses.values()) if not taken.issuperset(miss.nodes)]
     return list(decisions.values()), left
+
+
+def sites(model: Path, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[tuple[Place, ...], tuple[Site, ...]]:
+    """What there is to measure in a model: every site of a fusion that may cost something, also where they claim the same nodes; and the
+    sites of what costs nothing.
+
+    All are found where nothing else is fused, so that a site shows that would be gone with another one fused. One that shows only where
+    others are fused (of a fusion that needs them, or that is built on what they write) says which.
+    """
+
+    def decided(**rules: Any) -> list[Decision]:
+        loaded = read.load(model)
+        tidy(loaded)
+        return rewrite(loaded, policy.Rules(selection=policy.Selection(tuple(only), tuple(skip)), **rules))[0]
+
+    by_name = {fusion.name: fusion for fusion in REGISTRY}
+    costly = {fusion.name for fusion in REGISTRY if fusion.kind != "canonical" and not fusion.free}
+    with garbage.paused():
+        alone, together = decided(policy="measure"), decided(policy="all")
+        excluded = {name for name in costly if policy.Selection(tuple(only), tuple(skip)).excluded(by_name[name])}
+        found = {d.site.key: Place(d.site) for d in alone if d.site.fusion in costly - excluded}
+        unseen = {d.site.fusion for d in together if d.fused and d.site.fusion in costly and d.site.key not in found}
+        for fusion in REGISTRY:
+            before = [name for name in fusion.needs if name in costly]
+            if fusion.name not in costly - excluded or not (before or fusion.name in unseen):
+                continue
+            others = [fused.site.fusion for fused in together if fused.fused and fused.site.fusion in costly - {fusion.name}]
+            for enabling in [before] if before else [*([name] for name in dict.fromkeys(others)), others]:
+                needs = {key: (True, "") for key, place in found.items() if place.site.fusion in enabling}
+                new = [d.site for d in decided(policy="measure", measured=needs) if d.site.fusion == fusion.name]
+                if before:
+                    found = {key: place for key, place in found.items() if place.site.fusion != fusion.name}
+                for site in new:
+                    found.setdefault(site.key, Place(site, frozenset(needs)))
+    free = tuple(d.site for d in alone if d.fused and by_name[d.site.fusion].free)
+    return tuple(found.values()), free
 
 
 def _rewrite_one(fusion: Fusion, model: Model, index: Index, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:
@@ -301,14 +348,27 @@ def _reference(
     return Reference(feeds, *run_feeds(child, model, feeds, progress))
 
 
-def _rules(name: str, only: Sequence[str], skip: Sequence[str], plan: Path | None, gpu: Gpu | None, precision: str) -> policy.Rules:
+def _rules(
+    name: str,
+    only: Sequence[str],
+    skip: Sequence[str],
+    plan: Path | None,
+    measured: planfile.Plan | None,
+    gpu: Gpu | None,
+    precision: str,
+    sizes: Mapping[str, int],
+) -> policy.Rules:
+    known = store.load() if name == "proven" else store.Contents((), ())
     return policy.Rules(
         policy=name,
         selection=policy.Selection(tuple(only), tuple(skip)),
         plan={} if plan is None else planfile.read(plan),
-        verdicts=verdicts.shipped(),
-        gpu=None if gpu is None else gpu.name,
+        verdicts=known.verdicts,
+        target=verdicts.Target.of(gpu) if name == "proven" else verdicts.Target(None if gpu is None else gpu.name),
         dtype=verdicts.DTYPES.get(precision),
+        sizes=sizes,
+        measured=measured or {},
+        notes=known.problems,
     )
 
 

@@ -16,13 +16,16 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from onnxfuse import extensions
 from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.graph.files import atomic, locked
 
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
@@ -49,6 +52,15 @@ OPS = (
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
+
+
+def ops() -> tuple[Op, ...]:
+    """The built-in operators and those of extensions. Raises BadInput where two have one name."""
+    every = (*OPS, *(op for extension in extensions.installed() for op in extension.ops))
+    for name, count in Counter(op.name for op in every).items():
+        if count > 1:
+            raise BadInput(f"extension operator '{name}': there is a plugin of that name; rename it, or uninstall the extension")
+    return every
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class Nvcc:
     architectures: frozenset[int]
 
 
+LIBRARY = "libonnxfuse_plugins.so"
 NVCC_REMEDY = "install it with `pip install 'onnxfuse[nvcc]'`, or set CUDA_HOME to a CUDA toolkit"
 
 
@@ -96,6 +109,11 @@ def sources() -> Path:
         if (folder / "exports.map").is_file():
             return folder
     raise MissingHere(f"{package / '_plugins'}: the plugin sources are not there; install onnxfuse again")
+
+
+def _roots() -> tuple[Path, ...]:
+    """The folders whose plugins make the library: onnxfuse's, which has the common part, and those of extensions."""
+    return (sources(), *(extension.plugins for extension in extensions.installed() if extension.plugins))
 
 
 def find_nvcc(sm: int | None = None) -> Nvcc:
@@ -117,28 +135,30 @@ def find_nvcc(sm: int | None = None) -> Nvcc:
     raise MissingHere(f"nvcc, the CUDA compiler: {found}; {NVCC_REMEDY}")
 
 
-def build(sm: int, progress: Progress | None = None) -> Library:
+def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False) -> Library:
     """The library for compute capability `sm` (90 is 9.0), compiled unless the cache has it.
 
-    Where no compiler is installed, a cached library of the same sources serves whichever compiler made it.
-    Raises BadInput for an architecture that is too old, MissingHere where a compiler is missing or fails.
+    `and_newer` adds machine code for every newer architecture that the compiler knows, and PTX for those that it does not: for
+    engines that run on more than one. Where no compiler is installed, a cached library of the same sources serves whichever compiler
+    made it. Raises BadInput for an architecture that is too old, MissingHere where a compiler is missing or fails.
     """
     if sm < OLDEST_SM:
         raise BadInput(f"sm_{sm}: neither TensorRT 10 nor CUDA 13 supports it; the oldest GPUs are those of sm_{OLDEST_SM}")
-    source_key = _hash_sources(sources())
+    source_key = _hash_sources(_roots())
     folder = _private("plugins")
+    stem = f"sm_{sm}{'+' if and_newer else ''}-{source_key[:16]}"
     try:
-        toolchain = _toolchain(sm)
+        toolchain = _toolchain(sm, and_newer)
     except MissingHere:
-        for cached in sorted(folder.glob(f"sm_{sm}-{source_key[:16]}-*/library.json")):
+        for cached in sorted(folder.glob(f"{stem}-*/library.json")):
             if library := _load(cached.parent):
                 return library
         raise
-    place = folder / f"sm_{sm}-{source_key[:16]}-{toolchain.key[:8]}"
+    place = folder / f"{stem}-{toolchain.key[:8]}"
     if library := _load(place):
         return library
     try:
-        with _locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock")):
             if library := _load(place):
                 return library
             with _new_folder(place) as work:
@@ -149,6 +169,42 @@ def build(sm: int, progress: Progress | None = None) -> Library:
     if library is None:
         raise MissingHere(f"{place}: the library that was just built cannot be read back; check the disk")
     return library
+
+
+def compiled() -> tuple[Library, ...]:
+    """The libraries that the cache has of the present sources, one for each architecture, the oldest first. Nothing is compiled."""
+    key = _hash_sources(_roots())[:16]
+    found = {
+        library.sm: library
+        for note in sorted(_private("plugins").glob(f"sm_*[0-9]-{key}-*/library.json"))
+        if (library := _load(note.parent))
+    }
+    return tuple(found[sm] for sm in sorted(found))
+
+
+def folder(op: str) -> Path | None:
+    """Where the sources of the plugin `op` are; None where there is none of that name."""
+    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+
+
+def cached(sm: int, *, and_newer: bool = False) -> Library | None:
+    """The library of today's sources, if it has been compiled; never compiles."""
+    stem = f"sm_{sm}{'+' if and_newer else ''}-{_hash_sources(_roots())[:16]}"
+    found = (_load(note.parent) for note in sorted((cache_dir() / "plugins").glob(f"{stem}-*/library.json")))
+    return next((library for library in found if library is not None), None)
+
+
+def keep(content: bytes) -> Path:
+    """A file of this content in the user's cache, to load as a library: nobody else can change it."""
+    path = _private("loaded") / f"{hashlib.sha256(content).hexdigest()}.so"
+    try:
+        intact = path.read_bytes() == content
+    except OSError:
+        intact = False
+    if not intact:
+        with atomic(path) as part:
+            part.write_bytes(content)
+    return path
 
 
 def cache_dir() -> Path:
@@ -163,8 +219,8 @@ def cache_dir() -> Path:
 
 def _nvcc_places() -> Iterator[Path]:
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home]
-    if on_path := shutil.which("nvcc"):
+    candidates = [Path(home) / "bin" / "nvcc" for home in homes if home and os.path.isabs(home)]
+    if on_path := on_absolute_path("nvcc"):
         candidates.append(Path(on_path))
     # The wheels put their parts together under the namespace package `nvidia`, in a folder for each CUDA major.
     spec = importlib.util.find_spec("nvidia")
@@ -172,6 +228,16 @@ def _nvcc_places() -> Iterator[Path]:
         candidates += sorted(Path(location).glob("cu*/bin/nvcc"), reverse=True)
     candidates.append(Path("/usr/local/cuda/bin/nvcc"))
     return (path.resolve() for path in candidates if path.is_file())
+
+
+def on_absolute_path(program: str) -> str | None:
+    """Where PATH has a program. Its entries that depend on the current folder (empty, or ".") are passed over: files lie there that others
+    sent.
+    """
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if os.path.dirname(program) and not os.path.isabs(program):
+        return None
+    return shutil.which(program, path=os.pathsep.join(entry for entry in entries if os.path.isabs(entry)))
 
 
 @cache
@@ -193,21 +259,45 @@ def _inspect_nvcc(path: Path) -> Nvcc:
 
 @dataclass(frozen=True)
 class _Toolchain:
-    nvcc: Nvcc
-    cxx: Path
+    compile: list[str]  # commands without their files
+    link: list[str]
+    cudart: Path
+    release: str
     key: str
 
 
-def _toolchain(sm: int) -> _Toolchain:
+def _toolchain(sm: int, and_newer: bool) -> _Toolchain:
     name = os.environ.get("CXX") or "g++"
-    cxx = shutil.which(name)
+    cxx = on_absolute_path(name)
     if not cxx:
         raise MissingHere(f"{name}: no such C++ compiler; install g++ (Debian and Ubuntu: `apt-get install g++`), or set CXX")
     nvcc = find_nvcc(sm)
     version = _output([Path(cxx), "--version"]).splitlines()[0]
-    commands = [_compile_command(nvcc, Path("cxx"), sm), _link_command(Path("cxx"), Path("cudart"), Path("exports"))]
-    key = hashlib.sha256(json.dumps([nvcc.release, version, commands[0][1:], commands[1]]).encode()).hexdigest()
-    return _Toolchain(nvcc, Path(cxx), key)
+    for path in (nvcc.path, nvcc.cudart, Path(cxx)):
+        if not _PLAIN.fullmatch(str(path)):
+            raise MissingHere(
+                f"{path}: nvcc hands its command lines to a shell, and this path has a special character; install it elsewhere"
+            )
+    compiling, linking = _compile_command(nvcc, Path(cxx), _codes(nvcc, sm, and_newer)), _link_command(Path(cxx))
+    key = hashlib.sha256(json.dumps([nvcc.release, version, compiling[3:], linking[1:]]).encode()).hexdigest()
+    return _Toolchain(compiling, linking, nvcc.cudart, nvcc.release, key)
+
+
+# What stands for itself in a shell, and within the comma lists of -Xcompiler and -Wl.
+_PLAIN = re.compile(r"[\w./+@:=-]+")
+# Machine code of one runs on every later one of the same major number.
+_FAMILIES = (80, 90, 100, 110, 120)
+
+
+def _codes(nvcc: Nvcc, sm: int, and_newer: bool) -> list[str]:
+    """The values of -gencode: machine code of this architecture only, or of all from it on, and PTX of the last."""
+    codes = [f"arch=compute_{sm},code=sm_{sm}"]
+    if and_newer:
+        newer = [family for family in _FAMILIES if family > sm and family in nvcc.architectures]
+        codes += [f"arch=compute_{family},code=sm_{family}" for family in newer]
+        last = max([sm, *newer])
+        codes.append(f"arch=compute_{last},code=compute_{last}")
+    return codes
 
 
 def _output(command: list[Path | str]) -> str:
@@ -218,75 +308,120 @@ def _output(command: list[Path | str]) -> str:
     return done.stdout
 
 
-def _compile_command(nvcc: Nvcc, cxx: Path, sm: int) -> list[str]:
-    """For .cu and .cpp alike: nvcc knows where its headers are. Machine code of this architecture only."""
+def _compile_command(nvcc: Nvcc, cxx: Path, codes: Iterable[str]) -> list[str]:
+    """For .cu and .cpp alike: nvcc knows where its headers are."""
     return [
-        str(nvcc.path), "-ccbin", str(cxx), "-std=c++17", "-O3", "-gencode", f"arch=compute_{sm},code=sm_{sm}",
-        "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden,-ffunction-sections,-fdata-sections", "-c",
+        str(nvcc.path), "-ccbin", str(cxx), "-std=c++17", "-O3", *(part for code in codes for part in ("-gencode", code)),
+        "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden,-ffunction-sections,-fdata-sections", "-I", "source/0", "-c",
     ]  # fmt: skip
 
 
-def _link_command(cxx: Path, cudart: Path, exports: Path) -> list[str]:
+def _link_command(cxx: Path) -> list[str]:
     """The CUDA and C++ runtimes are linked in, so that the library needs libc alone. TensorRT's is not linked at all."""
     return [
-        str(cxx), "-shared", "-s", "-static-libstdc++", "-static-libgcc", f"-Wl,--version-script={exports}",
-        "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--no-undefined", str(cudart), "-lrt", "-lpthread", "-ldl",
+        str(cxx), "-shared", "-s", "-static-libstdc++", "-static-libgcc", "-Wl,--version-script=source/0/exports.map",
+        "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--no-undefined", "-o", LIBRARY, "-lrt", "-lpthread", "-ldl",
     ]  # fmt: skip
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------------
 
 
-def _compile(sm: int, toolchain: _Toolchain, work: Path, progress: Progress | None) -> None:
-    """Compile and link into `work`: the library, and library.json with its hash and kernels."""
-    root = sources()
-    units = sorted(root.rglob("*.cu")) + sorted(root.rglob("*.cpp"))  # the long ones first
-    command = _compile_command(toolchain.nvcc, toolchain.cxx, sm)
-    objects = [work / f"{index}.o" for index in range(len(units))]
-    kernels: list[KernelUse] = []
-    with ThreadPoolExecutor(2) as pool:
-        jobs = {
-            pool.submit(_run, [*command, str(unit), "-o", str(target)], unit.relative_to(root), work): unit
-            for unit, target in zip(units, objects, strict=True)
-        }
-        try:
-            for done, job in enumerate(as_completed(jobs), start=1):
-                unit = jobs[job]
-                used = parse_ptxas(job.result())
-                refuse_spills(used, allowed_spills(unit.parent), f"nvcc {toolchain.nvcc.release}")
-                kernels += used
-                if progress:
-                    progress(str(unit.relative_to(root)), done, len(units))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    library = work / "libonnxfuse_plugins.so"
-    link = _link_command(toolchain.cxx, toolchain.nvcc.cudart, root / "exports.map")
-    # The static archive comes after the objects that need it.
-    _run([*link[:3], *map(str, objects), *link[3:], "-o", str(library)], Path(library.name), work)
-    for path in objects:
-        path.unlink()
+def _compile(sm: int, toolchain: _Toolchain, place: Path, progress: Progress | None) -> None:
+    """Compile and link into `place`: the library, and library.json with its hash and kernels.
+
+    The compilers work on a copy of the sources, under names and in a folder that mean nothing to a shell: nvcc puts file names and the
+    current folder into command lines that a shell reads.
+    """
+    library = place / LIBRARY
+    with _workshop(place) as work:
+        kernels = _compile_units(toolchain, _copy_sources(work / "source"), work, progress)
+        if work != place:
+            shutil.move(work / LIBRARY, library)
     note = {
         "schema": 1,
         "sm": sm,
         "sha256": _hash_file(library),
-        "ops": [op.name for op in OPS],
-        "compiler": f"nvcc {toolchain.nvcc.release}",
+        "ops": [op.name for op in ops()],
+        "compiler": f"nvcc {toolchain.release}",
         "kernels": [asdict(use) for use in sorted(kernels, key=lambda use: use.name)],
     }
-    (work / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    (place / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
-def _run(command: list[str], name: Path, work: Path) -> str:
-    """Run a compiler with its temporary files in `work`; returns what it wrote to stderr. A failure leaves its whole output in a log."""
-    environment = {**os.environ, "TMPDIR": str(work)}
+@contextlib.contextmanager
+def _workshop(place: Path) -> Iterator[Path]:
+    """`place` itself; where its path is not plain, a folder among the system's temporary ones. Sources and objects are removed."""
+    if _PLAIN.fullmatch(str(place)):
+        yield place
+        shutil.rmtree(place / "source")
+        return
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        if _PLAIN.fullmatch(folder) and os.access(folder, os.W_OK):
+            with tempfile.TemporaryDirectory(prefix="onnxfuse-", dir=folder) as work:
+                yield Path(work)
+            return
+    raise MissingHere(
+        f"{place}: nvcc hands its command lines to a shell, and this path has a special character; set ONNXFUSE_CACHE to another"
+    )
+
+
+def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, progress: Progress | None) -> list[KernelUse]:
+    """Compiles every unit and links the library, all in `work`; what ptxas says of the kernels."""
+    objects = [f"{index}.o" for index in range(len(units))]
+    kernels: list[KernelUse] = []
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {
+            pool.submit(_run, [*toolchain.compile, f"source/{unit}", "-o", target], unit, work): unit
+            for unit, target in zip(units, objects, strict=True)
+        }
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                name = _without_root(jobs[job])
+                used = parse_ptxas(job.result())
+                refuse_spills(used, allowed_spills((work / "source" / jobs[job]).parent), f"nvcc {toolchain.release}")
+                kernels += used
+                if progress:
+                    progress(name, done, len(units))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    # The static archive comes after the objects that need it.
+    _run([*toolchain.link[:3], *objects, str(toolchain.cudart), *toolchain.link[3:]], f"0/{LIBRARY}", work)
+    for path in objects:
+        (work / path).unlink()
+    return kernels
+
+
+def _copy_sources(place: Path) -> list[str]:
+    """Copies every root's sources to PLACE/0, PLACE/1...; the files to compile, the long ones first. BadInput for a name not plain."""
+    for number, root in enumerate(_roots()):
+        for path in _source_files(root):
+            name = path.relative_to(root).as_posix()
+            if not _PLAIN.fullmatch(name):
+                raise BadInput(f"{path}: a plugin source with a special character in its name; rename it")
+            target = place / str(number) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return [path.relative_to(place).as_posix() for suffix in ("*.cu", "*.cpp") for path in sorted(place.rglob(suffix))]
+
+
+def _without_root(unit: str) -> str:
+    """The file's name within its folder of sources."""
+    return unit.partition("/")[2]
+
+
+def _run(command: list[str], unit: str, work: Path) -> str:
+    """Run a compiler in `work`, its temporary files there, too; returns what it wrote to stderr. A failure leaves its output in a log."""
+    environment = {**os.environ, "TMPDIR": "."}
+    name = _without_root(unit)
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
+        command, cwd=work, env=environment, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
     )
     if done.returncode == 0:
         return done.stderr
     said = done.stdout + done.stderr
-    log = _private("logs") / f"{str(name).replace(os.sep, '-')}.log"
+    log = _private("logs") / f"{name.replace('/', '-')}.log"
     log.write_text(f"{' '.join(command)}\n\n{said}", encoding="utf-8")
     lines = [line for line in said.splitlines() if re.search(r"error|fatal|undefined|No space", line)]
     reason = lines[0] if lines else f"status {done.returncode}"
@@ -306,29 +441,29 @@ def parse_ptxas(said: str) -> list[KernelUse]:
     Each kernel has three lines, in this order: its name and architecture, stack and spills, registers and shared memory. A device
     function that was not inlined has the second only, within a kernel's lines or outside: it is listed with 0 registers.
     """
-    functions: dict[str, dict[str, int]] = {}
-    entry = current = ""
-    sm = 0
+    functions: dict[tuple[str, int], dict[str, int]] = {}
+    entry = current = ("", 0)
     for line in said.splitlines():
         if match := _ENTRY.search(line):
-            entry = match["name"]
-            sm = int(match["sm"])
-            functions[entry] = {"sm": sm}
+            entry = match["name"], int(match["sm"])
+            functions[entry] = {}
         elif match := _PROPERTIES.search(line):
-            current = match["name"]
-            functions.setdefault(current, {"sm": sm})
-        elif (match := _STACK.search(line)) and current:
+            current = match["name"], entry[1]
+            functions.setdefault(current, {})
+        elif (match := _STACK.search(line)) and current in functions:
             functions[current].update(stack=int(match["stack"]), spill_stores=int(match["stores"]), spill_loads=int(match["loads"]))
-        elif (match := _USED.search(line)) and entry:
+        elif (match := _USED.search(line)) and entry in functions:
             smem = _SMEM.search(line)
             functions[entry].update(registers=int(match["registers"]), smem=int(smem["smem"]) if smem else 0)
     absent = {"registers": 0, "spill_stores": 0, "spill_loads": 0, "stack": 0, "smem": 0}
-    names = _demangle(list(functions))
-    return [KernelUse(name=name, **{**absent, **use}) for name, use in zip(names, functions.values(), strict=True)]
+    names = _demangle([name for name, _ in functions])
+    return [
+        KernelUse(name=name, sm=sm, **{**absent, **use}) for name, (_, sm), use in zip(names, functions, functions.values(), strict=True)
+    ]
 
 
 def _demangle(names: list[str]) -> list[str]:
-    tool = shutil.which("c++filt")
+    tool = on_absolute_path("c++filt")
     if not names or not tool:
         return names
     done = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=False)
@@ -376,15 +511,20 @@ def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _hash_sources(root: Path) -> str:
+def _hash_sources(roots: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in _SOURCES):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    for root in roots:
+        for path in _source_files(root):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
 _SOURCES = {".cu", ".cuh", ".cpp", ".h", ".map"}
+
+
+def _source_files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in _SOURCES)
 
 
 def _private(name: str) -> Path:
@@ -402,16 +542,6 @@ def _private(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file lock; waits while another process has it. A lock ends with its process."""
-    import fcntl
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
 def _new_folder(place: Path) -> Iterator[Path]:
     """A temporary folder beside `place` that takes its name, whole, when the block ends; gone if it fails.
 
@@ -423,9 +553,10 @@ def _new_folder(place: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
     try:
         yield work
-        if place.exists():
-            shutil.rmtree(place)
+        if place.exists():  # moved away as a whole: removing it takes time, in which a kill would leave half of it
+            place.rename(work.with_name(f"{work.name}-old"))
         work.rename(place)
+        shutil.rmtree(work.with_name(f"{work.name}-old"), ignore_errors=True)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -436,7 +567,7 @@ def _load(place: Path) -> Library | None:
     try:
         note = json.loads((place / "library.json").read_text(encoding="utf-8"))
         library = Library(
-            path=place / "libonnxfuse_plugins.so",
+            path=place / LIBRARY,
             sm=note["sm"],
             sha256=note["sha256"],
             kernels=tuple(KernelUse(**use) for use in note["kernels"]),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and what they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # CI sets this: what a developer's machine may lack must be there, so an absent registry fails instead of skipping.
 EXTERNAL_REQUIRED = os.environ.get("ONNXFUSE_REQUIRE_EXTERNAL") == "1"
@@ -38,6 +41,14 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_verdicts_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was measured here decides what `proven` fuses: tests see none of it, and leave nothing behind."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ONNXFUSE_VERDICTS", str(tmp_path_factory.mktemp("verdicts") / "verdicts.json"))
+        yield
+
+
 @pytest.fixture
 def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python -m onnxfuse ARGS` in tmp_path as a user would; returns status, stdout and stderr."""
@@ -57,19 +68,14 @@ def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def has_gpu() -> bool:
-    """Whether the NVIDIA driver lists a GPU and TensorRT can be imported."""
-    smi = shutil.which("nvidia-smi")
-    if not smi or not importlib.util.find_spec("tensorrt"):
-        return False
-    return subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+def missing_for_gpu() -> str | None:
+    """What tests on a GPU need and this machine lacks; None where all is here."""
+    from onnxfuse.engine import trt
+    from onnxfuse.errors import MissingHere
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/gpu needs a GPU and TensorRT, and is skipped with that reason where they are absent."""
-    on_gpu = [item for item in items if (ROOT / "tests" / "gpu") in item.path.parents]
-    skip = None if not on_gpu or has_gpu() else pytest.mark.skip(reason="needs an NVIDIA GPU and TensorRT, absent here")
-    for item in on_gpu:
-        item.add_marker(pytest.mark.gpu)
-        if skip:
-            item.add_marker(skip)
+    try:
+        trt.tensorrt()
+        trt.gpu()
+    except MissingHere as missing:
+        return str(missing)
+    return None

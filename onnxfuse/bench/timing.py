@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxfuse.bench import data
 from onnxfuse.bench.stats import Interval, bootstrap_median, bootstrap_ratio
+from onnxfuse.bench.watch import Clocks, Watch
 from onnxfuse.engine import trt
 from onnxfuse.engine.run import Array, Engine, cast_feeds
 from onnxfuse.engine.trt import EngineFault
@@ -21,25 +22,18 @@ from onnxfuse.engine.trt import EngineFault
 WARM_UP_SECONDS = 0.5
 SAMPLE_MS = 2.0
 """A sample times as many back-to-back replays as take this long: single short ones would time the launch."""
-CLOCK_TOLERANCE = 0.03
-"""Largest relative change of the SM clock between the start and the end of the samples."""
 WIDTH_LIMIT = 0.03
 """Widest interval of one placement, relative to its median, that still says something."""
+RATIO_WIDTH_LIMIT = 0.05
+"""Widest interval of a ratio over all placements, relative to its median: beyond that, a draw means that nothing was measured."""
 PLACEMENTS = 8
 """How often engines are loaded anew where their speed is compared."""
 PLACED_WARM_UP_SECONDS = 0.2
+LOOKS = 4
+"""How often the GPU is looked at among the samples of one placement, besides before and after."""
 
 Runner = Callable[[int], float]
 """Runs a thing so many times, back to back, and answers the milliseconds of all together."""
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """SM and memory clock in MHz and temperature in degrees Celsius; None where the driver does not say."""
-
-    sm: int | None
-    memory: int | None
-    temperature: int | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,8 @@ class Timings:
     """Reasons not to trust the figures, one line each; empty is good."""
     placements: int = 1
     """Into how many equal parts, each of another placement of the engines in memory, the samples fall."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at, or differs without doing harm, one line each."""
 
     def median(self, name: str) -> Interval:
         """Milliseconds of one run."""
@@ -89,19 +85,22 @@ def time_placed(
     rng = np.random.default_rng(0)
     parts: list[Timings] = []
     names = list(load)
+    watch = Watch()
+    watch.look_idle()
     for _ in range(placements):
         with contextlib.ExitStack() as stack:
             spacer = driver.mem_alloc(int(rng.integers(1, 256)) << 20)  # moves what is loaded after it
             stack.callback(spacer.free)
             engines = {name: stack.enter_context(load[name]()) for name in names}
-            parts.append(time_engines({name: engines[name] for name in load}, feeds, each, warm_up))
+            parts.append(_time({name: engines[name] for name in load}, feeds, each, warm_up, watch))
         names = [*names[1:], names[0]]
-    return joined(parts)
+    watch.look_idle()
+    return _judged(joined(parts), watch)
 
 
 def joined(parts: Sequence[Timings]) -> Timings:
-    """The samples of several placements as one; marks are those of any."""
-    return Timings(
+    """The samples of several placements as one; marks and notes are those of any, and of the ratios over all."""
+    whole = Timings(
         samples={name: [sample for part in parts for sample in part.samples[name]] for name in parts[0].samples},
         replays=parts[0].replays,
         captured={name: all(part.captured[name] for part in parts) for name in parts[0].captured},
@@ -109,7 +108,16 @@ def joined(parts: Sequence[Timings]) -> Timings:
         after=parts[-1].after,
         marks=tuple(dict.fromkeys(mark for part in parts for mark in part.marks)),
         placements=len(parts),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
+    first, *others = whole.samples
+    widths = {name: whole.ratio(first, name).width for name in others}
+    wide = [
+        f"{first} over {name}: interval too wide, {100 * width:.1f} % of the ratio (limit {100 * RATIO_WIDTH_LIMIT:.0f} %)"
+        for name, width in widths.items()
+        if width > RATIO_WIDTH_LIMIT
+    ]
+    return dataclasses.replace(whole, marks=(*whole.marks, *wide))
 
 
 def time_engines(
@@ -119,30 +127,84 @@ def time_engines(
 
     Each round takes one sample of every engine, in an order that turns round from round to round, so that a drift of
     the clocks falls on all alike. The result of each engine is fetched once before, so that a failing kernel raises
-    EngineFault and is never timed.
+    EngineFault and is never timed; so does a sample that is no time.
     """
+    trt.activate()
+    watch = Watch()
+    watch.look_idle()
+    timings = _time(engines, feeds, samples, warm_up, watch)
+    watch.look_idle()
+    return _judged(timings, watch)
+
+
+def _time(engines: Mapping[str, Engine], feeds: Mapping[str, Array], samples: int, warm_up: float, watch: Watch) -> Timings:
+    """The samples of one placement, and what they themselves give reason to mark; what `watch` saw is not judged yet."""
     if samples < 2:
         raise ValueError("at least 2 samples are needed")
     driver = trt.activate()
     stream = driver.Stream()
     captured: dict[str, bool] = {}
-    notes: list[str] = []
+    found = _Findings(data.feed_marks(feeds))
+    first: dict[str, dict[str, Array]] = {}
     runners: dict[str, Runner] = {}
     with contextlib.ExitStack() as stack:
         for name, engine in engines.items():
-            engine.run(cast_feeds(engine.inputs, feeds))
+            given = cast_feeds(engine.inputs, feeds)
+            untimed = engine.run(given)
+            found.marks += data.output_marks(name, untimed)
             launch, why_not = stack.enter_context(_launcher(engine, stream))
             captured[name] = why_not is None
             if why_not is not None:
-                notes.append(f"{name}: no CUDA graph, timed by plain enqueue ({why_not})")
+                found.marks.append(f"{name}: no CUDA graph, timed by plain enqueue ({why_not})")
+            first[name] = _launched(engine, given, launch, stream)
+            found.compare(f"{name}: what is timed gives other outputs than a run", untimed, first[name])
             runners[name] = _runner(driver, stream, launch, name)
         replays = {name: warm(runner, warm_up) for name, runner in runners.items()}
-        before = read_clocks()
-        taken = interleave(runners, replays, samples)
-        after = read_clocks()
+        watch.moved()
+        before = watch.look().clocks
+        taken = interleave(runners, replays, samples, watch.look)
+        after = watch.look().clocks
+        watch.moved()
         stream.synchronize()
-    marks = notes + judge(taken, before, after) + others_on_gpu()
-    return Timings(taken, replays, captured, before, after, tuple(marks))
+        for name, engine in engines.items():
+            found.compare(f"{name}: the last run gave other outputs than the first", first[name], engine.outputs())
+    return Timings(taken, replays, captured, before, after, tuple(found.marks + judge(taken)), notes=tuple(found.notes))
+
+
+class _Findings:
+    """Marks and notes as they come up."""
+
+    def __init__(self, marks: list[str]) -> None:
+        self.marks = marks
+        self.notes: list[str] = []
+
+    def compare(self, what: str, then: Mapping[str, Array], now: Mapping[str, Array]) -> None:
+        """A mark where outputs changed by more than sums in another order do, a note where they changed at all."""
+        changed = data.change(then, now)
+        if changed is None:
+            return
+        output, size = changed
+        harmless = size <= data.CHANGE_TOLERANCE
+        (self.notes if harmless else self.marks).append(f"{what} ({output}, by {size:.2g} of its largest value)")
+
+
+def _judged(timings: Timings, watch: Watch) -> Timings:
+    return dataclasses.replace(timings, marks=(*timings.marks, *watch.marks()), notes=(*timings.notes, *watch.notes()))
+
+
+def _launched(engine: Engine, feeds: Mapping[str, Array], launch: Callable[[], None], stream: Any) -> dict[str, Array]:
+    """What one `launch` itself computes: the engine ran on other data before, and its outputs are filled with NaN.
+
+    A CUDA graph that misses a kernel (a plugin that launches on a stream of its own, say) takes less time, and would leave the
+    right results of the run before in place.
+    """
+    engine.run(data.scrambled(feeds, engine.inputs))
+    engine.bind(feeds)
+    engine.poison()
+    with trt.watching(engine.name):
+        launch()
+        stream.synchronize()
+    return engine.outputs()
 
 
 def warm(runner: Runner, seconds: float) -> int:
@@ -156,31 +218,36 @@ def warm(runner: Runner, seconds: float) -> int:
         count = max(1, min(1000, math.ceil(10.0 / max(each, 1e-3))))
 
 
-def interleave(runners: Mapping[str, Runner], replays: Mapping[str, int], samples: int) -> dict[str, list[float]]:
-    """`samples` rounds; in each, one sample (milliseconds of one run) of every runner, in alternating order."""
+def interleave(
+    runners: Mapping[str, Runner], replays: Mapping[str, int], samples: int, look: Callable[[], object] | None = None
+) -> dict[str, list[float]]:
+    """`samples` rounds; in each, one sample (milliseconds of one run) of every runner, in alternating order.
+
+    Calls `look` LOOKS times between rounds. EngineFault for a sample that is not a positive time.
+    """
     taken: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
-    for _ in range(samples):
+    each = max(1, samples // (LOOKS + 1))
+    for index in range(samples):
+        if look is not None and index and index % each == 0:
+            look()
         for name in names:
-            taken[name].append(runners[name](replays[name]) / replays[name])
+            sample = runners[name](replays[name]) / replays[name]
+            if not math.isfinite(sample) or sample <= 0:
+                raise EngineFault(f"{name}: a run is said to have taken {sample} ms, which is no time; nothing was measured")
+            taken[name].append(sample)
         names.reverse()
     return taken
 
 
-def judge(samples: Mapping[str, Sequence[float]], before: Clocks, after: Clocks) -> list[str]:
-    """Marks that the samples and clocks themselves give reason for."""
-    marks = []
-    for name, values in samples.items():
-        if any(not math.isfinite(v) or v <= 0 for v in values):
-            marks.append(f"{name}: a sample is not a positive time")
-            continue
-        width = bootstrap_median(values).width
-        if width > WIDTH_LIMIT:
-            marks.append(f"{name}: interval too wide, {100 * width:.1f} % of the median (limit {100 * WIDTH_LIMIT:.0f} %)")
-    for what, then, now in (("SM", before.sm, after.sm), ("memory", before.memory, after.memory)):
-        if then and now and abs(now - then) / then > CLOCK_TOLERANCE:
-            marks.append(f"{what} clock moved from {then} to {now} MHz while measuring")
-    return marks
+def judge(samples: Mapping[str, Sequence[float]]) -> list[str]:
+    """Marks that the samples of one placement themselves give reason for."""
+    widths = {name: bootstrap_median(values).width for name, values in samples.items()}
+    return [
+        f"{name}: interval too wide, {100 * width:.1f} % of the median (limit {100 * WIDTH_LIMIT:.0f} %)"
+        for name, width in widths.items()
+        if width > WIDTH_LIMIT
+    ]
 
 
 def bandwidth_mark(moved_bytes: float, milliseconds: float, memory_gbps: float) -> str | None:
@@ -189,53 +256,6 @@ def bandwidth_mark(moved_bytes: float, milliseconds: float, memory_gbps: float) 
     if reached <= memory_gbps:
         return None
     return f"{reached:.0f} GB/s is above the memory's {memory_gbps:.0f} GB/s: a warm cache was timed"
-
-
-def read_clocks() -> Clocks:
-    """The clocks now, of the first GPU that this process sees."""
-    nvml, handle = _nvml()
-    if nvml is None:
-        return Clocks(None, None, None)
-
-    def ask(question: Callable[[], int]) -> int | None:
-        try:
-            return int(question())
-        except Exception:
-            return None
-
-    return Clocks(
-        ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-    )
-
-
-def others_on_gpu() -> list[str]:
-    """A mark where another process computes on the same GPU."""
-    nvml, handle = _nvml()
-    if nvml is None:
-        return []
-    try:
-        pids = {int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    except Exception:
-        return []
-    # In a container the driver may number this very process otherwise: one process, whatever its number, is this one.
-    others = pids - {os.getpid()} if os.getpid() in pids else (pids if len(pids) > 1 else set())
-    return [f"another process is on the GPU ({', '.join(map(str, sorted(others)))})"] if others else []
-
-
-def _nvml() -> tuple[Any, Any]:
-    """(pynvml, handle of the GPU that CUDA calls device 0), or (None, None)."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        bus = trt.cuda().Device(0).pci_bus_id()
-        try:
-            return nvml, nvml.nvmlDeviceGetHandleByPciBusId(bus)
-        except nvml.NVMLError:
-            return nvml, nvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:
-        return None, None
 
 
 def _runner(driver: Any, stream: Any, launch: Callable[[], None], name: str) -> Runner:
@@ -296,7 +316,8 @@ def _capture(cuda: Any, engine: Engine, handle: int) -> tuple[Any, str]:
         return None, f"capture cannot begin: {_name(cuda, status)}"
     fault = ""
     try:
-        engine.enqueue(handle)
+        with trt.watching(engine.name):  # what a capture does not allow may also come as CUDA's own error
+            engine.enqueue(handle)
     except EngineFault as error:
         fault = str(error)
     status, graph = cuda.cuStreamEndCapture(stream)

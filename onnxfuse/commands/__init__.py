@@ -32,7 +32,13 @@ COMMANDS = (
     Command("optimize", "onnxfuse.commands.optimize:optimize", "Rewrite a model with fused operators, and check it."),
     Command("build-engine", "onnxfuse.commands.build_engine:build_engine", "Build a TensorRT engine and its manifest."),
     Command("compare", "onnxfuse.commands.compare:compare", "Compare outputs and latency of models and engines."),
+    Command("run", "onnxfuse.commands.run:run", "Run an engine once and show its outputs' range."),
+    Command("inspect", "onnxfuse.commands.inspect:inspect", "Say what an engine, a model or a kit holds, and whether it is intact."),
+    Command("export", "onnxfuse.commands.export:app", "Write an engine in the form that an inference server takes."),
     Command("explain", "onnxfuse.commands.explain:explain", "Say what would be fused, and why a node is not."),
+    Command("bisect", "onnxfuse.commands.bisect:bisect", "Find the fused sites that make the outputs disagree."),
+    Command("report", "onnxfuse.commands.report:app", "Show a report as a page, and what changed between two."),
+    Command("verdicts", "onnxfuse.commands.verdicts:app", "List what was measured, and which fusions earn their place."),
     Command("plugins", "onnxfuse.commands.plugins:app", "List, compile and inspect the CUDA plugin library."),
     Command("doctor", "onnxfuse.commands.doctor:doctor", "Say what this machine can do, and how to get the rest."),
 )

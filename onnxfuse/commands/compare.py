@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onnxfuse.commands import options, progress
-from onnxfuse.errors import BadInput, Disagreement
+from onnxfuse.errors import BadInput, Disagreement, MissingHere
 
 if TYPE_CHECKING:
-    from onnxfuse.verify.check import Check, Reference
+    from onnxfuse.verify.check import Check, Stream
+    from onnxfuse.verify.layers import Subject
     from onnxfuse.verify.metrics import Tolerance
-    from onnxfuse.verify.reference import Runtime
+    from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+    from onnxfuse.verify.taps import EngineSubject
 
 Progress = Callable[[str], None]
 
@@ -36,6 +38,10 @@ class Wanted:
     rtol: float | None
     atol: float | None
     samples: int
+    layers: bool = False
+    truth: bool = True
+    memory: int = 512
+    trust: bool = False
 
 
 def compare(
@@ -50,23 +56,30 @@ def compare(
     rtol: float = typer.Option(None, min=0.0, help="Relative tolerance; by default what suits the precision."),
     atol: float = typer.Option(None, min=0.0, help="Absolute tolerance."),
     samples: int = typer.Option(200, min=2, help="Latency samples of each engine."),
+    layers: bool = typer.Option(False, "--layers", help="Look inside: every tensor that OTHER still has, and what is wrong by itself."),
+    truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
+    memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
+    trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
     """Compare outputs and latency of models and engines.
 
-    MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side.
+    MODEL is the reference. Every output of every OTHER is compared with it. Engines are run on the GPU here and timed side by side. With
+    --layers the tensors inside are compared as well, and the error of each output is told apart: the price of a precision, or a fault.
     """
-    from onnxfuse.report import terminal
+    from onnxfuse.report import inside, terminal
 
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, options.dims(dims or []), rtol, atol, samples)
+    sizes = options.dims(dims or [])
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
     _require(wanted)
     if report:
         _require_folder(report)
     with progress.status() as say:
         found = run(wanted, say)
     terminal.show(found)
+    inside.show(found)
     if report:
-        _write(found, report)
+        _write(_complete(found, wanted), report)
     if not found["agrees"]:
         raise Disagreement(_disagreement(found))
 
@@ -75,32 +88,75 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
     """Compare, and return the report (see `report.json.compare_report`)."""
     from onnxfuse.report import machine
     from onnxfuse.report.json import compare_report
+    from onnxfuse.verify import check
     from onnxfuse.verify.reference import Runtime
 
     with contextlib.ExitStack() as stack:
         engines = _open_engines(wanted, stack, progress)
         runtime = stack.enter_context(Runtime())
         reference, others = wanted.model, wanted.others
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
         if not others:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnxfuse-")))
             reference, others = _undone(wanted.model, folder, progress), (wanted.model,)
         models = [path for path in others if path not in engines]
         _same_inputs(reference, models, engines)
         given, source = _given(wanted, reference, engines, runtime, progress)
-        names = _names(wanted.model, others)
-        rows = []
-        for path in others:
-            checked = _check_engine if path in engines else _check_model
-            rows.append(checked(wanted, reference, path, names[path], given, engines.get(path), runtime, progress))
-        latency = _latency(wanted, {names[path]: path for path in engines}, given, progress)
-    label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
+        label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
+        task = _Task(wanted, reference, label, _names(wanted.model, others), engines, runtime, progress)
+        outcome = _compare(task, given)
+        rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
+        more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
+        more |= _by_layer(task, given)
+        latency = _latency(wanted, {task.names[path]: path for path in engines}, given, progress)
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
-        inputs={"source": source, "feeds": [{n: f"{a.dtype.name}{list(a.shape)}" for n, a in f.items()} for f in given.feeds]},
+        inputs={"source": f"{len(outcome.fed)} {source}", "feeds": outcome.fed},
         others=rows,
         latency=latency,
         machine=machine.describe(gpu=bool(engines)),
+        **more,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What is compared with what. reference: the file that is run; label: how it is called; names: of the others."""
+
+    wanted: Wanted
+    reference: Path
+    label: str
+    names: Mapping[Path, str]
+    engines: Mapping[Path, Any]
+    runtime: Runtime
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """checks: of each other, one a feed. fed: the feeds in words."""
+
+    checks: dict[Path, list[Check]]
+    fed: list[dict[str, str]]
+
+    @property
+    def worst(self) -> int:
+        """Which feed to look inside with: the first that shows a disagreement, else the first."""
+        return next((i for i, checks in enumerate(zip(*self.checks.values(), strict=True)) if not all(c.agrees for c in checks)), 0)
+
+
+def _compare(task: _Task, given: Stream) -> _Outcome:
+    """Every other on every feed, of which one at a time is held."""
+    outcome = _Outcome({path: [] for path in task.names}, [])
+    for index, (feed, outputs) in enumerate(given):
+        outcome.fed.append({name: f"{array.dtype.name}{list(array.shape)}" for name, array in feed.items()})
+        for path, name in task.names.items():
+            task.progress(f"{name}: input {index + 1} of {len(given.feeds)}")
+            checked = _check_engine if path in task.engines else _check_model
+            outcome.checks[path].append(checked(task, path, feed, outputs, given))
+    if given.notes:  # known after the last feed
+        for checks in outcome.checks.values():
+            checks[0] = dataclasses.replace(checks[0], notes=(*given.notes, *checks[0].notes))
+    return outcome
 
 
 # ------------------------------------------------------------------------------------------------------ the request
@@ -146,10 +202,23 @@ def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progres
     from onnxfuse.engine.run import Engine
 
     engines = {}
+    if wanted.layers:
+        _load_plugins(paths)
     for path in paths:
         progress(f"loading {path.name}")
-        engines[path] = stack.enter_context(Engine.load(path))
+        engines[path] = stack.enter_context(Engine.load(path, trust=wanted.trust))
     return engines
+
+
+def _load_plugins(engines: Sequence[Path]) -> None:
+    """The plugin library for engines that are built to look into: loaded first, as one that is inside of an engine would be in its way."""
+    from onnxfuse import plugins
+    from onnxfuse.engine import manifest, trt
+
+    known = [manifest.load(path) for path in engines if path.exists()]
+    if any(found is not None and found.plugins is not None for found in known):
+        trt.tensorrt()
+        trt.load_plugins(plugins.build(trt.gpu().sm).path)
 
 
 def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path, Any]) -> None:
@@ -168,18 +237,16 @@ def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path,
 # ---------------------------------------------------------------------------------------- inputs and the right values
 
 
-def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime: Runtime, progress: Progress) -> tuple[Reference, str]:
+def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime: Runtime, progress: Progress) -> tuple[Stream, str]:
     """The feeds with the right values, and where they come from."""
     from onnxfuse.verify import check, inputs
 
     if wanted.data:
-        feeds = inputs.from_data(wanted.data, reference)
-        outputs, evaluator = check.run_feeds(runtime, reference, feeds, progress)
-        return check.Reference(feeds, outputs, evaluator), f"{len(feeds)} from {wanted.data}"
+        return check.streamed(runtime, reference, inputs.from_data(wanted.data, reference), progress), f"from {wanted.data}"
     # An engine need not take other sizes than those that it was optimized for.
     sizes = {**_engine_sizes(reference, engines), **wanted.dims}
-    given = check.generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
-    return given, f"{len(given.feeds)} generated with seed {wanted.seed}"
+    given = check.streamed_generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
+    return given, f"generated with seed {wanted.seed}"
 
 
 def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int]:
@@ -201,32 +268,28 @@ def _engine_sizes(reference: Path, engines: Mapping[Path, Any]) -> dict[str, int
 # --------------------------------------------------------------------------------------------------------- comparing
 
 
-def _check_model(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
-) -> dict[str, Any]:
+def _check_model(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: Stream) -> Check:
     from onnxfuse.verify import check
 
-    def show(done: int, total: int) -> None:
-        progress(f"{name}: input {min(done + 1, total)} of {total}")
-
-    got = runtime.run(path, given.feeds, evaluator=given.evaluator, progress=show)
-    limits, notes = check.limits_for(reference, path, wanted.rtol, wanted.atol)
-    return _row(name, path, "onnx", _compared(given, got, limits, notes, same_dtype=True))
+    got = task.runtime.run(path, [feed], evaluator=given.evaluator)
+    limits, notes = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+    return _compared(given, outputs, got[0], limits, notes, same_dtype=True)
 
 
-def _check_engine(
-    wanted: Wanted, reference: Path, path: Path, name: str, given: Reference, engine: Any, runtime: Runtime, progress: Progress
-) -> dict[str, Any]:
+def _check_engine(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: Stream) -> Check:
     from onnxfuse.engine.run import cast_feeds
+
+    engine = task.engines[path]
+    got = engine.run(cast_feeds(engine.inputs, feed))
+    limits = _engine_limits(task, engine)
+    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed)
+    return _compared(given, outputs, got, limits, notes, same_dtype=False)
+
+
+def _engine_limits(task: _Task, engine: Any) -> Tolerance:
     from onnxfuse.verify import check
 
-    progress(f"running {name}")
-    got = [engine.run(cast_feeds(engine.inputs, feed)) for feed in given.feeds]
-    lowest = _engine_precision(engine)
-    limits = check.tolerance(lowest, wanted.rtol, wanted.atol)
-    notes = (f"the limits are those of {lowest}, the lowest precision of the engine's layers", *engine.changed)
-    row = _row(name, path, "engine", _compared(given, got, limits, notes, same_dtype=False))
-    return {**row, "manifest": engine.manifest and {k: v for k, v in vars(engine.manifest).items() if k != "layers"}}
+    return check.tolerance(_engine_precision(engine), task.wanted.rtol, task.wanted.atol)
 
 
 def _engine_precision(engine: Any) -> str:
@@ -241,19 +304,119 @@ def _engine_precision(engine: Any) -> str:
     return "tf32"
 
 
-def _compared(given: Reference, got: Sequence[Mapping[str, Any]], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
+def _compared(given: Stream, outputs: Outputs, got: Mapping[str, Any], limits: Tolerance, notes: Sequence[str], same_dtype: bool) -> Check:
     from onnxfuse.verify.check import check_arrays
     from onnxfuse.verify.reference import describe
 
-    source = describe(given.evaluator)
-    return check_arrays(given.outputs, got, limits, same_dtype=same_dtype, source=source, notes=(*given.notes, *notes))
+    return check_arrays([outputs], [got], limits, same_dtype=same_dtype, source=describe(given.evaluator), notes=notes)
 
 
-def _row(name: str, path: Path, kind: str, check: Check) -> dict[str, Any]:
-    return {"name": name, "path": str(path), "kind": kind, "check": check}
+def _row(task: _Task, path: Path, check: Check) -> dict[str, Any]:
+    row = {"name": task.names[path], "path": str(path), "kind": "engine" if path in task.engines else "onnx", "check": check}
+    if path not in task.engines:
+        return row
+    manifest = task.engines[path].manifest
+    return {**row, "manifest": manifest and {k: v for k, v in vars(manifest).items() if k != "layers"}}
 
 
-def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Reference, progress: Progress) -> dict[str, Any] | None:
+# ------------------------------------------------------------------------------------------------------------- inside
+
+
+def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) -> dict[str, Any]:
+    """The parts of a report that say what happens inside, for the feed that shows most."""
+    from onnxfuse.verify import budget, check, layers, pieces, reference
+
+    if given.evaluator != reference.ONNXRUNTIME:
+        raise MissingHere(f"{task.reference}: --layers needs onnxruntime, which has no kernels for it; leave --layers out")
+    feed = given.feeds[outcome.worst]
+    task.progress(f"reading {task.label}")
+    limits = check.tolerance(check.precision(task.reference), task.wanted.rtol, task.wanted.atol)
+    parts = pieces.prepare(task.reference, feed, task.runtime, folder)
+    half = limits.name if limits.name in ("float16", "bfloat16") else "float32"
+    base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
+    with contextlib.ExitStack() as stack:
+        subjects = _subjects(task, feed, folder, stack)
+        found = layers.look(
+            base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
+        )
+        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
+    return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
+
+
+def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStack) -> list[Subject]:
+    """All others, ready to be looked into until `stack` closes."""
+    from onnxfuse.verify import check, layers, pieces
+
+    found: list[Subject] = []
+    for path, name in task.names.items():
+        task.progress(f"reading {name}")
+        role = _role(task, path, {s.role for s in found})
+        if path in task.engines:
+            engine = _engine_subject(task, path, role, feed, folder)
+            stack.callback(engine.close)
+            found.append(engine)
+            continue
+        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+        parts = pieces.prepare(path, feed, task.runtime, folder)
+        found.append(layers.ModelSubject(name, role, limits, parts, feed, task.runtime, folder))
+    return found
+
+
+def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
+    from onnxfuse.engine import build, trt
+    from onnxfuse.verify import pieces, taps
+
+    engine = task.engines[path]
+    others = (task.reference, *(other for other in task.names if other not in task.engines))
+    source = taps.source_of(engine.manifest, path, others)
+    parts = pieces.prepare(source or task.reference, feed, task.runtime, folder)
+    return taps.EngineSubject(
+        task.names[path],
+        role,
+        _engine_limits(task, engine),
+        engine,
+        engine.manifest,
+        source,
+        parts,
+        feed,
+        task.runtime,
+        folder,
+        build.in_memory,
+        trt.free_memory(),
+    )
+
+
+def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
+    """What an other is in the error budget: TensorRT's automatic engine, a fused one, or a further one by its name."""
+    manifest = task.engines[path].manifest if path in task.engines else None
+    role = "automatic" if path in task.engines and (manifest is None or manifest.plugins is None) else "fused"
+    return task.names[path] if role in taken else role
+
+
+def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
+    """The part "layers", of the first automatic engine and the first fused one; where they cannot be profiled, a note says why."""
+    found: dict[str, Any] = {}
+    for path, engine in task.engines.items():
+        found.setdefault(_role(task, path, ()), engine)
+    if not {"automatic", "fused"} <= found.keys():
+        return {}
+    from onnxfuse.bench import layers
+    from onnxfuse.engine.run import cast_feeds
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.report.graph import fused_sites
+
+    task.progress("timing layer by layer")
+    models = [path for path in task.names if path.suffix != ".engine"]
+    try:
+        automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
+    except OnnxfuseError as fault:
+        return {"notes": [f"layers: {fault}"]}
+    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    return {"layers": layers.report(automatic, fused, sources)}
+
+
+def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progress: Progress) -> dict[str, Any] | None:
     """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
     if not engines:
         return None
@@ -262,7 +425,8 @@ def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Reference, prog
     from onnxfuse.engine.run import Engine
 
     progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
-    timings = time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, given.feeds[0], samples=wanted.samples)
+    load = {name: partial(Engine.load, path, trust=wanted.trust) for name, path in engines.items()}
+    timings = time_placed(load, given.feeds[0], samples=wanted.samples)
     baseline, *rest = engines
     ratios = {name: timings.ratio(baseline, name) for name in rest}
     return {
@@ -286,6 +450,11 @@ def _disagreement(found: Mapping[str, Any]) -> str:
             name, reason = next(iter(bad.items()))
             more = f" (and {len(bad) - 1} more outputs)" if len(bad) > 1 else ""
             parts.append(f"{other['name']}: output {name!r} differs{more}: {reason}")
+    for subject in (found.get("inside") or {}).get("subjects", ()):
+        wrong = subject["wrong"]
+        if wrong:
+            by = f"fusion {wrong['fusion']}, node '{wrong['node']}'" if wrong["fusion"] else f"node '{wrong['node']}'"
+            parts.append(f"{subject['name']}: wrong by itself: {by}")
     return "; ".join(parts)
 
 
@@ -295,6 +464,14 @@ def _require_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+
+
+def _complete(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """With the graphs of the reference and of the first other that is a model, and what follows from them."""
+    from onnxfuse.report.complete import complete
+
+    models = [path for path in wanted.others if path.suffix != ".engine"]
+    return complete(found, wanted.model if wanted.others else None, models[0] if models else wanted.model if not wanted.others else None)
 
 
 def _write(found: Mapping[str, Any], folder: Path) -> None:

@@ -31,11 +31,12 @@ def list_plugins(json: AsJson = False) -> None:
     from onnxfuse import gpus, plugins
 
     if json:
-        _print_json({"schema": 1, "plugins": plugins.OPS, "gpus": gpus.GPUS})
+        _print_json({"schema": 1, "plugins": plugins.ops(), "gpus": gpus.GPUS})
         return
     architectures = f"sm_{plugins.OLDEST_SM} and newer"
     rows = [
-        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", architectures) for op in plugins.OPS
+        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", architectures)
+        for op in plugins.ops()
     ]
     _print_table("Plugins", ("plugin", "computes", "types", "last axis", "GPUs"), rows)
     figures = [(gpu.name, f"sm_{gpu.sm}", gpu.kind, gpu.sms, _rounded(gpu.memory_gbps), gpu.tensorrt) for gpu in gpus.GPUS]
@@ -109,14 +110,15 @@ def _print_json(value: Any) -> None:
 
 
 def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         numbers = all(isinstance(row[index], int) or str(row[index]).isdigit() for row in rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)  # names are copied
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     Console().print(table)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +21,7 @@ from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
+    from onnxfuse.engine.run import Engine
     from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
 
@@ -85,13 +87,17 @@ def build(
     timing_cache: Path | None = None,
     embed_plugins: bool = True,
     use_plugins: bool = True,
+    compatible: str | None = None,
+    taps: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> Manifest:
     """Builds the engine `out` of the ONNX model `model`, and `out`.json beside it; both appear whole, or neither.
 
     The network is strongly typed: the engine computes in the types that the model is written in. `shapes` are values of
     --shapes. `use_plugins` False replaces every onnxfuse operator by its function: the engine that TensorRT makes
-    alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run.
+    alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run;
+    otherwise the library lies beside the engine. `compatible` "ampere+" gives an engine that runs on every GPU from compute
+    capability 8.0 on. `taps` are tensors inside of the model that become outputs of the engine, too, which changes what TensorRT fuses.
     `timing_cache` is read where it exists, and written after the build. `progress` is called from TensorRT's threads.
 
     Raises BadInput (model, shapes, output), MissingHere (TensorRT, driver, GPU, compiler, or another GPU than `gpu`),
@@ -102,10 +108,11 @@ def build(
     wanted = prepare.plugin_ops_in(model, _plugin_ops()) if use_plugins else frozenset()
     cache = _read_cache(timing_cache)
     _check_gpu_name(gpu)
-    trt.tensorrt()
-    device = trt.gpu()
+    device = _device(gpu)
     check_gpu(gpu, device)
-    library = _library(device.sm) if wanted else None
+    if compatible and device.sm < manifests.AMPERE:
+        raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
+    library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
     order = trt.Order(
         model=prepare.for_parser(model, wanted),
         path=model,
@@ -113,8 +120,10 @@ def build(
         cache=cache,
         libraries=(library.path,) if library is not None else (),
         embed=embed_plugins,
+        taps=tuple(taps),
+        compatible=compatible is not None,
     )
-    return _make(order, out, device, _plugin_use(library, embed_plugins, wanted), timing_cache, progress)
+    return _make(order, out, device, _plugin_use(library, out, embed_plugins, wanted), timing_cache, progress)
 
 
 def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
@@ -136,6 +145,34 @@ def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = 
     return _make(order, out, device, None, timing_cache, None)
 
 
+def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
+    """An engine that is built, loaded and never written: of a node to look at. `plugin_ops` are computed by plugins, all else by TensorRT.
+
+    Raises BadInput where TensorRT cannot build it, MissingHere without TensorRT or GPU.
+    """
+    from onnxfuse.engine.run import Engine
+
+    trt.tensorrt()
+    device = trt.gpu()
+    ops = frozenset(plugin_ops)
+    order = trt.Order(
+        model=prepare.for_parser(model, ops),
+        path=model,
+        libraries=(_library(device.sm, False).path,) if ops else (),
+        embed=False,
+    )
+    built = run_cancellable(lambda cancel: trt.build(order, Phases(None, cancel)))
+    assert built is not None  # nobody cancels it
+    return Engine(built.engine, f"{model.name}, built to look into", manifest=None, host_code=False)
+
+
+def compatibility(text: str | None) -> str | None:
+    """The value of --compatible: None, or "ampere+". BadInput for any other."""
+    if text is None or text == "ampere+":
+        return text
+    raise BadInput(f"--compatible {text}: not a level that TensorRT has; give ampere+, or leave it off")
+
+
 def _profiles(model: Path, options: Sequence[str]) -> dict[str, trt.Range]:
     profiles = parse(options, inputs_of(model))
     return {name: (p.min, p.opt, p.max) for name, p in profiles.items()}
@@ -152,8 +189,19 @@ def check_gpu(wanted: str, device: trt.Device) -> None:
     if gpu.sm != device.sm or not (only_architecture or _is(gpu, device)):
         raise MissingHere(
             f"--gpu {wanted}: an engine is built on the GPU that it is for, and here is {device.name} (sm_{device.sm}); "
-            "build on a machine with that GPU, or give --gpu auto"
+            "give --kit DIR to write all that a machine with that GPU needs, or --gpu auto"
         )
+
+
+def _device(wanted: str) -> trt.Device:
+    """The GPU here. Where TensorRT or a GPU is missing and another machine's GPU was named, the remedy is a kit, too."""
+    try:
+        trt.tensorrt()
+        return trt.gpu()
+    except MissingHere as missing:
+        if wanted == "auto":
+            raise
+        raise MissingHere(f"{missing}; or --kit DIR writes all that a machine with {wanted} needs") from None
 
 
 def _is(gpu: Gpu, device: trt.Device) -> bool:
@@ -227,18 +275,45 @@ def _make(
         build_seconds=round(time.monotonic() - start, 3),
         layers=manifests.layers_from(built.layers),
         warnings=built.warnings,
+        model_path=os.path.relpath(os.path.realpath(order.path), os.path.dirname(os.path.realpath(out))),
+        compatible="ampere+" if order.compatible else None,
     )
-    _write(out, built.engine, result)
+    _write(out, built.engine, result, order.libraries)
     if timing_cache is not None and built.cache is not None:
         with atomic(timing_cache) as part:
             part.write_bytes(built.cache)
     return result
 
 
-def _write(out: Path, engine: bytes, result: Manifest) -> None:
-    with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
-        engine_part.write_bytes(engine)
-        manifest_part.write_text(result.to_json(), encoding="utf-8")
+def _write(out: Path, engine: bytes, result: Manifest, libraries: Sequence[Path]) -> None:
+    """The library, the engine, and last the manifest: what is there in between does not fit the manifest, and is not loaded.
+
+    Two processes that build the same engine replace these files one after the other, never in turns.
+    """
+    beside = result.plugins.file if result.plugins is not None else None
+    with _turn(out.parent):
+        if beside is not None:
+            with atomic(out.with_name(beside)) as part:
+                part.write_bytes(libraries[0].read_bytes())
+        with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
+            engine_part.write_bytes(engine)
+            manifest_part.write_text(result.to_json(), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write engines to this folder. The lock is on the folder itself, leaves no file, and ends with the
+    process. File systems that have no locks go without.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _check_output(model: Path, out: Path) -> None:
@@ -274,19 +349,19 @@ def _read_cache(path: Path | None) -> bytes | None:
 def _plugin_ops() -> frozenset[str]:
     from onnxfuse import plugins
 
-    return frozenset(plugins.PLUGIN_OPS)
+    return frozenset(op.name for op in plugins.ops())
 
 
-def _library(sm: int) -> Library:
+def _library(sm: int, and_newer: bool) -> Library:
     from onnxfuse import plugins
 
-    return plugins.build(sm)
+    return plugins.build(sm, and_newer=and_newer)
 
 
-def _plugin_use(library: Library | None, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:
+def _plugin_use(library: Library | None, out: Path, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:
     if library is None:
         return None
-    return manifests.PluginUse(str(library.path), library.sha256, embedded, tuple(sorted(ops)))
+    return manifests.PluginUse(None if embedded else f"{out.name}.plugins.so", library.sha256, embedded, tuple(sorted(ops)))
 
 
 def _tensor(spec: trt.TensorSpec, profiles: Mapping[str, trt.Range]) -> manifests.Tensor:

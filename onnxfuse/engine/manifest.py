@@ -14,10 +14,14 @@ from typing import Any
 
 import onnx
 
+from onnxfuse import forms
 from onnxfuse.engine.prepare import read
 from onnxfuse.errors import BadInput
+from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import map_file
 
 SCHEMA = 1
+AMPERE = 80  # compute capability from which TensorRT's hardware-compatible engines run
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Layer:
 class PluginUse:
     """The plugin library that the engine needs."""
 
-    path: str
+    file: str | None
+    """Its name beside the engine; None where it is inside."""
     sha256: str
     embedded: bool
     ops: tuple[str, ...]
@@ -78,6 +83,10 @@ class Manifest:
     build_seconds: float
     layers: tuple[Layer, ...]
     warnings: tuple[str, ...] = ()
+    model_path: str | None = None
+    """Where the model was when the engine was built, relative to the engine's folder."""
+    compatible: str | None = None
+    """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
     schema: int = SCHEMA
 
     @property
@@ -99,10 +108,13 @@ class Manifest:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadInput(f"{what}: not an engine manifest; build the engine again") from None
         if schema != SCHEMA:
-            raise BadInput(f"{what}: manifest schema {schema}, not {SCHEMA}; build the engine again with this version of onnxfuse")
+            raise BadInput(f"{what}: manifest schema {shown(schema)}, not {SCHEMA}; build the engine again with this version of onnxfuse")
+        wrong = forms.flaw(data, "onnxfuse.engine", "manifest.schema.json")
+        if wrong:
+            raise BadInput(f"{what}: damaged engine manifest ({wrong}); build the engine again")
         try:
             return _manifest(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise BadInput(f"{what}: damaged engine manifest ({error}); build the engine again") from None
 
 
@@ -115,21 +127,65 @@ def load(engine: Path) -> Manifest | None:
     """The manifest beside `engine`; None where there is none."""
     path = path_of(engine)
     try:
-        return Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Manifest.from_json(bytes(map_file(path)).decode("utf-8"), str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}; build the engine again") from None
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; build the engine again") from None
+
+
+def content(engine: Path, remedy: str) -> bytes:
+    """The bytes of an engine. BadInput, with what to do, for one that cannot be read; a pipe or a device is none, and may have no end."""
+    try:
+        return bytes(map_file(engine))
+    except OSError as error:
+        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+
+
+def runs_on(manifest: Manifest, sm: int) -> bool:
+    """Whether the engine can run on a GPU of compute capability `sm` at all."""
+    return sm == manifest.sm or (manifest.compatible == "ampere+" and sm >= AMPERE)
 
 
 def changes(manifest: Manifest, *, gpu: str, sm: int, tensorrt: str, driver: str) -> tuple[str, ...]:
-    """What is not as it was when the engine was built, one line each."""
+    """What of the machine is not as it was when the engine was built, and what to do, one line each."""
     pairs = (
-        ("GPU", f"{manifest.gpu} (sm_{manifest.sm})", f"{gpu} (sm_{sm})"),
-        ("TensorRT", manifest.tensorrt, tensorrt),
-        ("driver", manifest.driver, driver),
+        ("GPU", f"{manifest.gpu} (sm_{manifest.sm})", f"{gpu} (sm_{sm})", "build the engine again for the kernels that are fastest here"),
+        ("TensorRT", manifest.tensorrt, tensorrt, "build the engine again"),
+        ("driver", manifest.driver, driver, "it runs, but measure again before you trust old figures"),
     )
-    return tuple(f"{what}: built with {then}, here is {now}" for what, then, now in pairs if then != now)
+    return tuple(f"{what}: built with {then}, here is {now}; {remedy}" for what, then, now, remedy in pairs if then != now)
+
+
+def stale(manifest: Manifest, engine: Path, library_sha256: str | None) -> tuple[str, ...]:
+    """What of the model and the plugin library changed since `engine` was built, and what to do, one line each.
+
+    A model that is not where it was is not missed: engines travel without. `library_sha256` is of the library that onnxfuse has compiled
+    for this architecture; None where it has none.
+    """
+    lines = []
+    model = engine.parent / manifest.model_path if manifest.model_path else None
+    if model is not None and model.is_file() and _digest_or_none(model) != manifest.model_sha256:
+        lines.append(f"model: {manifest.model} changed after the engine was built from it; build the engine again")
+    then = manifest.plugins.sha256 if manifest.plugins is not None else None
+    if then and library_sha256 and then != library_sha256:
+        versions = f"built with {then[:12]}, this version of onnxfuse has {library_sha256[:12]}"
+        lines.append(f"plugin library: {versions}; build the engine again for its kernels")
+    return tuple(lines)
+
+
+def _digest_or_none(model: Path) -> str | None:
+    try:
+        return model_digest(model)
+    except BadInput:
+        return None
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of one file."""
+    digest = hashlib.sha256()
+    _feed(digest, path)
+    return digest.hexdigest()
 
 
 def model_digest(path: Path) -> str:
@@ -208,8 +264,11 @@ def _type(tensor: Mapping[str, Any]) -> str:
 
 
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
-    """Names of ONNX nodes in a layer's metadata: "[ONNX Layer: a]\\x1e[ONNX Layer: b]" -> ("a", "b")."""
-    parts = re.split(r"\x1e|\\u001[eE]", metadata)
+    """Names of ONNX nodes in a layer's metadata: "[ONNX Layer: a]\\x1e[ONNX Layer: b]" -> ("a", "b").
+
+    TensorRT separates them by \\x1e, in the layers that Myelin made by \\x1f.
+    """
+    parts = re.split(r"[\x1e\x1f]|\\u001[efEF]", metadata)
     names = (re.fullmatch(r"\s*\[ONNX Layer: (.*)\]\s*", part, re.DOTALL) for part in parts)
     return tuple(dict.fromkeys(match.group(1) for match in names if match))
 
@@ -232,8 +291,11 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         outputs=tuple(_tensor(t) for t in data["outputs"]),
         strongly_typed=bool(data["strongly_typed"]),
         build_seconds=float(data["build_seconds"]),
-        layers=tuple(_layer_back(layer) for layer in data["layers"]),
+        # The script of a kit leaves TensorRT's own table.
+        layers=layers_from(data["inspector"]) if "inspector" in data else tuple(_layer_back(layer) for layer in data["layers"]),
         warnings=tuple(map(str, data.get("warnings", ()))),
+        model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
+        compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
         schema=int(data["schema"]),
     )
 
@@ -241,7 +303,10 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
 def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:
     if data is None:
         return None
-    return PluginUse(str(data["path"]), str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
+    file = str(data["file"]) if data.get("file") is not None else None
+    if file is not None and (file in ("", "..") or Path(file).name != file):
+        raise ValueError(f"plugin library {file!r} is no plain file name")
+    return PluginUse(file, str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
 
 
 def _tensor(data: Mapping[str, Any]) -> Tensor:

@@ -33,9 +33,14 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
     **recurrence.CREATORS,
 }
-# What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone): onnxfuse op
-# type -> attributes. It is given the norm as one node, and not its function with the casts around it.
-NATIVE = {"LayerNormalization": {"axis": -1}}
+# What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
+# later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
+# GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
+NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
+    "LayerNormalization": ("LayerNormalization", {"axis": -1}),
+    "Gelu": ("Gelu", {"approximate": "none"}),
+    "GeluTanh": ("Gelu", {"approximate": "tanh"}),
+}
 
 
 def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
@@ -53,7 +58,7 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
         _make_native(graph.node)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
-    plugin_ops = frozenset(op_type for op_type in called if _creator(op_type) in plugin_ops | {_creator(op) for op in plugin_ops})
+    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
     for op_type in sorted(called - defined - plugin_ops):
         raise BadInput(f"{path}: operator onnxfuse.{op_type} has no plugin and no function in the file; optimize the model again")
     inlined = sorted(called & defined - plugin_ops)
@@ -75,10 +80,11 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
 
 def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and _creator(node.op_type) in plugin_ops)
+    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops)
 
 
-def _creator(op_type: str) -> str:
+def creator(op_type: str) -> str:
+    """The name of the creator that makes plugins for an op type of domain onnxfuse."""
     return CREATORS[op_type][0] if op_type in CREATORS else op_type
 
 
@@ -86,10 +92,11 @@ def _make_native(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in NATIVE:
             node.domain = ""
+            node.op_type, attributes = NATIVE[node.op_type]
             kept = [attribute for attribute in node.attribute if attribute.name == "epsilon"]
             del node.attribute[:]
             node.attribute.extend(kept)
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in NATIVE[node.op_type].items())
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
 
 
 def _read_by(nodes: Sequence[onnx.NodeProto]) -> Iterator[str]:

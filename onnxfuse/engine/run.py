@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import trt
-from onnxfuse.engine.manifest import Manifest
+from onnxfuse.engine.manifest import Layer, Manifest
 from onnxfuse.engine.trt import EngineFault, TensorSpec
 from onnxfuse.errors import BadInput
 
@@ -37,10 +37,7 @@ class Engine:
         self.name = name
         self.manifest = manifest
         self._runtime, self._engine = trt.deserialize(data, name, host_code)
-        mark = trt.MESSAGES.mark()
-        self._context = self._engine.create_execution_context()
-        if self._context is None:
-            raise EngineFault(f"{name}: no execution context: {trt.MESSAGES.reason(mark, 'not enough GPU memory?')}")
+        self._context = self._new_context()
         specs = trt.tensors(self._engine)
         self.inputs: tuple[TensorSpec, ...] = tuple(s for s in specs if s.is_input)
         self.output_specs: tuple[TensorSpec, ...] = tuple(s for s in specs if not s.is_input)
@@ -53,45 +50,40 @@ class Engine:
         self._bound = False
 
     @classmethod
-    def load(cls, path: Path) -> Engine:
+    def load(cls, path: Path, trust: bool = False) -> Engine:
         """The engine at `path`, with the plugins that its manifest names.
 
         Code inside the engine (embedded plugins) is executed only if the manifest beside it was written for exactly
-        this file. An engine that holds code and has no manifest is refused here: TensorRT 10.6 executes it also where
+        this file, or `trust` is set. An engine that holds code and has no manifest is refused here: TensorRT 10.6 executes it also where
         `engine_host_code_allowed` is off. Raises BadInput for no engine, a manifest of
         another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
         TensorRT or GPU.
         """
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; build it with `onnxfuse build-engine`") from None
-        manifest = manifests.load(path)
-        if manifest is not None:
-            verify(data, manifest, path)
-            trt.tensorrt()
-            device = trt.gpu()
-            if device.sm != manifest.sm:
-                raise BadInput(
-                    f"{path}: built for {manifest.gpu} (sm_{manifest.sm}), here is {device.name} (sm_{device.sm}); build it again here"
-                )
-            if manifest.plugins is not None and not manifest.plugins.embedded:
-                trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
-        if manifest is None and CODE in data:
+        data = manifests.content(path, "build it with `onnxfuse build-engine`")
+        manifest = vouched(data, path, trust)
+        if manifest is None:
+            return cls(data, str(path), manifest=None, host_code=trust)
+        trt.tensorrt()
+        device = trt.gpu()
+        if not manifests.runs_on(manifest, device.sm):
             raise BadInput(
-                f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
-                "vouches for it; put that file beside it, or build the engine here"
+                f"{path}: built for {manifest.gpu} (sm_{manifest.sm}), here is {device.name} (sm_{device.sm}); build it again here"
             )
-        embedded = manifest is not None and manifest.plugins is not None and manifest.plugins.embedded
-        return cls(data, str(path), manifest=manifest, host_code=embedded)
+        if manifest.plugins is not None and not manifest.plugins.embedded:
+            trt.load_plugins(_library(manifest.plugins, manifest.sm, path))
+        embedded = manifest.plugins is not None and manifest.plugins.embedded
+        try:
+            return cls(data, str(path), manifest=manifest, host_code=trust or embedded)
+        except BadInput as refusal:
+            differs = "; ".join(_changes_here(manifest))
+            raise BadInput(f"{refusal} ({differs})" if differs else str(refusal)) from None
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What is not as it was when the engine was built (GPU, TensorRT, driver), one line each."""
+        """What is not as it was when the engine was built (GPU, TensorRT, driver, model, plugin library) and what to do, one line each."""
         if self.manifest is None:
             return ()
-        device = trt.gpu()
-        return manifests.changes(self.manifest, gpu=device.name, sm=device.sm, tensorrt=trt.version(), driver=device.driver)
+        return (*_changes_here(self.manifest), *stale(Path(self.name), self.manifest))
 
     @property
     def stream(self) -> int:
@@ -112,6 +104,16 @@ class Engine:
         self.bind(feeds)
         self.enqueue()
         return self.outputs()
+
+    def run_each(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """As `run`, but outputs come to the host one at a time, with their names."""
+        self.bind(feeds)
+        self.enqueue()
+        self.synchronize()
+        for spec in self.output_specs:
+            with trt.watching(self.name):
+                array = self._fetch(spec)
+            yield spec.name, array
 
     def bind(self, feeds: Mapping[str, Array]) -> None:
         """Sets shapes, uploads `feeds`, and gives every output its memory."""
@@ -146,6 +148,42 @@ class Engine:
         with trt.watching(self.name):
             return {spec.name: self._fetch(spec) for spec in self.output_specs}
 
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers as TensorRT built them, in its order."""
+        return manifests.layers_from(trt.layer_table(self._engine))
+
+    def layer_times(self, feeds: Mapping[str, Array], runs: int) -> list[dict[str, float]]:
+        """For each of `runs` runs the milliseconds of every layer that ran, by name, in execution order, after one run to warm up.
+
+        In an execution context of its own, since one that was profiled cannot be captured in a CUDA graph. What was bound is unbound.
+        """
+        kept, self._context = self._context, self._new_context()
+        profiler = trt.profiler()
+        self._context.profiler = profiler
+        try:
+            self.bind(feeds)
+            taken = []
+            for _ in range(runs + 1):
+                self.enqueue()
+                self.synchronize()
+                taken.append(profiler.take())
+            return taken[1:]
+        finally:
+            self._context, self._bound = kept, False
+
+    def poison(self) -> None:
+        """Fills the memory of the bound outputs with bits that are NaN in every floating-point type: what a run does not write shows.
+
+        Outputs whose size is known only after a run have no memory yet, and stay.
+        """
+        for spec in self.output_specs:
+            if spec.on_host:
+                _bytes(self._host[spec.name]).fill(0xFF)
+            elif spec.name in self._device:
+                buffer = self._device[spec.name]
+                with trt.watching(self.name):
+                    trt.activate().memset_d8(int(buffer.memory), 0xFF, max(buffer.size, 1))
+
     def close(self) -> None:
         """Gives back context, engine and device memory; the engine cannot be used after."""
         self._bound = False
@@ -158,6 +196,13 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _new_context(self) -> Any:
+        mark = trt.MESSAGES.mark()
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise EngineFault(f"{self.name}: no execution context: {trt.MESSAGES.reason(mark, 'not enough GPU memory?')}")
+        return context
 
     def _set_input(self, spec: TensorSpec, array: Array) -> None:
         mark = trt.MESSAGES.mark()
@@ -234,14 +279,45 @@ class _Buffer:
         self.size = size
 
 
-def verify(data: bytes, manifest: Manifest, path: Path) -> None:
-    """BadInput unless `manifest` was written for exactly this engine."""
-    if hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
+def vouched(data: bytes, path: Path, trust: bool = False) -> Manifest | None:
+    """The manifest beside an engine of this content; None for an engine without one that holds no code.
+
+    BadInput where the manifest was written for another engine, or where there is none for an engine that holds code; with `trust` both
+    are taken as they are, without a manifest.
+    """
+    manifest = None if trust and not _manifest_fits(data, path) else manifests.load(path)
+    if manifest is not None and hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
         raise BadInput(
-            f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not "
-            "trusted; "
-            "build it again"
+            f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not trusted; "
+            f"build it again, or give --trust if you know where it came from"
         )
+    if manifest is None and CODE in data and not trust:
+        raise BadInput(
+            f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
+            "vouches for it; put that file beside it, build the engine here, or give --trust if you know where it came from"
+        )
+    return manifest
+
+
+def _manifest_fits(data: bytes, path: Path) -> bool:
+    try:
+        manifest = manifests.load(path)
+    except BadInput:
+        return False
+    return manifest is not None and manifest.engine_sha256 == hashlib.sha256(data).hexdigest()
+
+
+def _changes_here(manifest: Manifest) -> tuple[str, ...]:
+    device = trt.gpu()
+    return manifests.changes(manifest, gpu=device.name, sm=device.sm, tensorrt=trt.version(), driver=device.driver)
+
+
+def stale(path: Path, manifest: Manifest) -> tuple[str, ...]:
+    """What of the model and the plugin library changed since the engine was built, and what to do. Needs neither GPU nor TensorRT."""
+    from onnxfuse import plugins
+
+    library = plugins.cached(manifest.sm, and_newer=manifest.compatible is not None) if manifest.plugins is not None else None
+    return manifests.stale(manifest, path, library.sha256 if library is not None else None)
 
 
 def check_feeds(inputs: tuple[TensorSpec, ...], feeds: Mapping[str, Array], name: str) -> dict[str, Array]:
@@ -289,12 +365,27 @@ def _bytes(array: Array) -> Array:
 
 
 def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
-    """The plugin library that the engine was built with: where it was, or compiled again if that gives the same content."""
-    path = Path(use.path)
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == use.sha256:
-        return path
+    """The plugin library that the engine was built with: a copy, in the user's cache, of the one beside it, or the cache's own.
+
+    What TensorRT loads is in a folder that nobody else can write to, and is what was hashed.
+    """
     from onnxfuse import plugins
 
+    if use.file is not None:
+        beside = engine.with_name(use.file)
+        try:
+            content = beside.read_bytes()
+        except OSError as error:
+            raise BadInput(
+                f"{engine}: its plugin library {beside.name} cannot be read: {(error.strerror or str(error)).lower()}; "
+                "put it beside the engine, or build the engine again"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != use.sha256:
+            raise BadInput(
+                f"{engine}: its plugin library {beside.name} is not the one that it was built with, and is not loaded; "
+                "build the engine again"
+            )
+        return plugins.keep(content)
     library = plugins.build(sm)
     if library.sha256 != use.sha256:
         raise BadInput(f"{engine}: built with another version of the plugin library; build the engine again")

@@ -1,9 +1,6 @@
-"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings. How TensorRT's versions differ is in `versions`.
 
-What differs between TensorRT 10.0 and 11.x, and is hidden here:
-- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x
-  alone;
-- explicit batch is a flag before 10.0, and the only kind since;
+What every version does, and is hidden here:
 - loading a plugin library twice answers None, as does a library that cannot be loaded;
 - a builder made on a machine without a driver ends the process, so the driver is asked first;
 - the layer table's JSON spells the data type in one field or in two.
@@ -28,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from onnxfuse.engine import versions
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 
 PLUGIN_NAMESPACE = "onnxfuse"
@@ -88,6 +86,10 @@ class Order:
     libraries: tuple[Path, ...] = ()
     """Plugin libraries to load."""
     embed: bool = True
+    taps: tuple[str, ...] = ()
+    """Tensors inside of the network that become outputs, too. TensorRT then fuses nothing across them."""
+    compatible: bool = False
+    """For every GPU from Ampere on, instead of the one here."""
     fp16_flag: bool = False
     """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
     """
@@ -125,15 +127,9 @@ def tensorrt() -> types.ModuleType:
         ) from None
     if not hasattr(module, "Builder"):
         raise MissingHere("TensorRT cannot be loaded here: the module tensorrt is empty; reinstall the tensorrt package")
-    if version_of(module) < (10, 0):
+    if versions.number(module) < versions.OLDEST:
         raise MissingHere(f"TensorRT {module.__version__} is too old: 10.0 or newer is needed; `pip install -U tensorrt`")
     return module
-
-
-def version_of(module: types.ModuleType) -> tuple[int, int]:
-    """(major, minor) of a tensorrt module."""
-    numbers = re.findall(r"\d+", str(module.__version__))
-    return int(numbers[0]), int(numbers[1])
 
 
 def version() -> str:
@@ -192,6 +188,11 @@ def gpu() -> Device:
     device = driver.Device(0)
     major, minor = device.compute_capability()
     return Device(device.name(), 10 * major + minor, _driver_version(driver))
+
+
+def free_memory() -> int:
+    """Bytes of device memory that nobody uses now."""
+    return int(activate().mem_get_info()[0])
 
 
 def _driver_version(driver: types.ModuleType) -> str:
@@ -318,8 +319,7 @@ def load_plugins(library: Path) -> None:
 
 def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
     """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
-    registry = tensorrt().get_plugin_registry()
-    every = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
+    every = tensorrt().get_plugin_registry().all_creators
     return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
 
 
@@ -339,13 +339,16 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
         load_plugins(library)
     mark = MESSAGES.mark()
     builder = trt.Builder(logger())
-    network = builder.create_network(_creation_flags(trt, strongly_typed=not order.fp16_flag))
+    network = builder.create_network(versions.network_flags(trt, strongly_typed=not order.fp16_flag))
     _parse(trt, network, order, mark)
+    _mark(network, order.taps)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if order.fp16_flag:
         config.set_flag(trt.BuilderFlag.FP16)
     _add_profile(trt, builder, network, config, order)
+    if order.compatible:
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
     cache = _attach_cache(config, order)
     embed = order.embed and bool(order.libraries)
     if embed:
@@ -370,12 +373,7 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
 
 def fp16_flag_exists() -> bool:
     """Whether a weakly typed network with the FP16 flag can be built here (TensorRT 10.x)."""
-    return hasattr(tensorrt().BuilderFlag, "FP16") and version_of(tensorrt()) < (11, 0)
-
-
-def _creation_flags(trt: types.ModuleType, strongly_typed: bool) -> int:
-    known = trt.NetworkDefinitionCreationFlag.__members__
-    return 1 << int(known["STRONGLY_TYPED"]) if strongly_typed and "STRONGLY_TYPED" in known else 0
+    return versions.has_fp16_flag(tensorrt())
 
 
 def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None:
@@ -388,17 +386,26 @@ def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None
     raise BadInput(f"{order.path}: TensorRT cannot take the model: {reason}{more}")
 
 
+def _mark(network: Any, names: Sequence[str]) -> None:
+    """Makes outputs of tensors, those that the network has. Not `mark_debug`: with several of these inside of one region, TensorRT 10.6
+    corrupts its heap.
+    """
+    wanted = set(names)
+    for i in range(network.num_layers if wanted else 0):
+        layer = network.get_layer(i)
+        for k in range(layer.num_outputs):
+            tensor = layer.get_output(k)
+            if tensor is not None and tensor.name in wanted:
+                wanted.remove(tensor.name)
+                if not tensor.is_network_output:
+                    network.mark_output(tensor)
+
+
 def _problem(error: Any) -> str:
     """One line from a parser error: the node, its operator, and what is wrong."""
-    name, operator = _ask(error, "node_name"), _ask(error, "node_operator")
+    name, operator = error.node_name(), error.node_operator()
     where = f"node {name or error.node()} ({operator}): " if operator else ""
     return where + shorten(error.desc())
-
-
-def _ask(error: Any, question: str) -> str:
-    """Answers that only newer parsers give are empty in older ones."""
-    method = getattr(error, question, None)
-    return str(method()) if method is not None else ""
 
 
 def _add_profile(trt: types.ModuleType, builder: Any, network: Any, config: Any, order: Order) -> None:
@@ -468,15 +475,15 @@ def _watcher(trt: types.ModuleType, monitor: Monitor) -> Any:
 def _described(data: bytes, what: str, host_code: bool) -> tuple[tuple[TensorSpec, ...], tuple[dict[str, Any], ...]]:
     """Tensors and layer table of an engine just built here."""
     runtime, engine = deserialize(data, what, host_code)
-    described = tensors(engine), _layers(tensorrt(), engine)
+    described = tensors(engine), layer_table(engine)
     del engine  # before its runtime
     del runtime
     return described
 
 
-def _layers(trt: types.ModuleType, engine: Any) -> tuple[dict[str, Any], ...]:
-    """The inspector's layer table of an engine built with detailed verbosity."""
-    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+def layer_table(engine: Any) -> tuple[dict[str, Any], ...]:
+    """The inspector's layer table of a deserialized engine built with detailed verbosity; only names where it was not."""
+    text = engine.create_engine_inspector().get_engine_information(tensorrt().LayerInformationFormat.JSON)
     try:
         layers = json.loads(text).get("Layers", [])
     except (ValueError, AttributeError):
@@ -529,6 +536,29 @@ def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
         reason = MESSAGES.reason(mark, "TensorRT gives no reason")
         raise BadInput(f"{what}: TensorRT {version()} cannot load this engine: {reason}; build it again on this machine")
     return runtime, engine
+
+
+def profiler() -> Any:
+    """A profiler to set on an execution context, which then waits for each run and reports its layers.
+
+    `take()` gives the milliseconds of each layer since the last take, by name, in execution order: those of a layer that ran
+    several times, as in a loop, together.
+    """
+    trt = tensorrt()
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self._milliseconds: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self._milliseconds[layer_name] = self._milliseconds.get(layer_name, 0.0) + ms
+
+        def take(self) -> dict[str, float]:
+            taken, self._milliseconds = self._milliseconds, {}
+            return taken
+
+    return Profiler()
 
 
 def output_allocator() -> Any:

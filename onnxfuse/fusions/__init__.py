@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxfuse import extensions
 from onnxfuse.fusions import (
     bias_gelu,
     conv_bias,
@@ -18,9 +19,9 @@ from onnxfuse.fusions import (
     skip_layernorm,
     skip_rmsnorm,
 )
-from onnxfuse.fusions.base import Fusion
+from onnxfuse.fusions.base import KINDS, Fusion
 
-REGISTRY: tuple[Fusion, ...] = (
+BUILT_IN: tuple[Fusion, ...] = (
     layernorm.FUSION,
     rmsnorm.FUSION,
     gelu.FUSION,
@@ -36,4 +37,6 @@ REGISTRY: tuple[Fusion, ...] = (
     lstm.FUSION,
     gru.FUSION,
 )
+# Those of extensions come behind the built-in ones of their kind.
+REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
 NAMES: tuple[str, ...] = tuple(fusion.name for fusion in REGISTRY)

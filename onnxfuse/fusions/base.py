@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leads_in, leaf_names, least_nodes, root_types
-from onnxfuse.graph import functions, query
+from onnxfuse.graph import functions, origin, query
 from onnxfuse.graph.ir import Constant, Node, Variable, detach
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order in which they are applied
 # How many ways of reading one root as the pattern are checked; with branches that lead far there can be thousands, all refused alike.
 _MOST_FOUND = 32
 
@@ -280,7 +281,10 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
         # What others read of a site now comes from a node that stands later than its first reader may.
         if any(match.escapes(value) for value in fusion.kept(match)):
             unsorted.add(id(match.graph))
+        source = origin.joined(fusion.name, match.output.name, match.nodes)  # before rewriting takes the output off its node
         stand.append(fusion.rewrite(match, builder))
+        for node in builder.made:
+            origin.mark(node, source)
         replacement[id(match.root)] = builder.made
         removed.update(id(node) for node in match.nodes)
     if matches:

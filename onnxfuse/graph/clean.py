@@ -412,6 +412,13 @@ def _replace(model: Model, graph: gs.Graph, nodes: list[gs.Node]) -> list[gs.Nod
 # ------------------------------------------------------------------------------------------------------------ branches
 
 
+def inline_branches(model: Model) -> int:
+    """Puts the live branch of every If with a constant condition in its place, and does nothing else. Returns how many there were."""
+    counts: Counter[str] = Counter()
+    _inline_branches(model, counts)
+    return counts["branch"]
+
+
 def _inline_branches(model: Model, counts: Counter[str]) -> bool:
     """Puts the live branch of every If with a constant condition in its place."""
     taken: Counter[str] | None = None

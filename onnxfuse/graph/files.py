@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,35 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise _unwritable(target, error) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a temporary folder beside `path`, which takes the name when the block ends; when the block raises, it is removed.
+
+    BadInput where something is there already (an empty folder is replaced), and where the file system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise BadInput(f"cannot write {shown(path)}: the folder is not empty; remove it, or choose another")
+        if target.exists() and not target.is_dir():
+            raise BadInput(f"cannot write {shown(path)}: it is a file, and a folder is to be made; choose another")
+        if not target.parent.is_dir():
+            raise BadInput(f"cannot write {shown(path)}: there is no folder {shown(target.parent)}; make it first")
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name[:64]}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    try:
+        yield work
+        mask = os.umask(0)
+        os.umask(mask)
+        work.chmod(0o777 & ~mask)
+        work.rename(target)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def check(path: str | os.PathLike[str], option: str = "") -> None:
@@ -78,3 +108,13 @@ def _mode(target: Path) -> int:
 def _unwritable(target: Path, error: OSError) -> BadInput:
     reason = (error.strerror or str(error)).lower()
     return BadInput(f"cannot write {shown(target)}: {reason}; choose another output or make room")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the file lock at `path`, which is made; waits while another process has it. A lock ends with its process. OSError."""
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

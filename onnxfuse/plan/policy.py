@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.errors import BadInput
@@ -11,9 +11,9 @@ from onnxfuse.fusions.base import Fusion
 from onnxfuse.plan import verdicts as records
 from onnxfuse.plan.planfile import Plan
 from onnxfuse.plan.sites import Decision, Site
-from onnxfuse.plan.verdicts import Verdict
+from onnxfuse.plan.verdicts import Target, Verdict
 
-POLICIES = ("none", "all", "proven")
+POLICIES = ("none", "all", "proven", "measure")
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,21 @@ class Selection:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides a site. gpu: the target's name in `onnxfuse.gpus`, where it is known. dtype: what float32 will be converted to."""
+    """All that decides a site. verdicts: those measured here before those that ship. dtype: what float32 will be converted to.
+
+    sizes: lengths of symbolic axes, where they are known. measured: what policy measure found, in the form of a plan. notes: what a
+    reader of the report should know, one line each.
+    """
 
     policy: str = "proven"
     selection: Selection = field(default_factory=Selection)
     plan: Plan = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
-    gpu: str | None = None
+    target: Target = field(default_factory=Target)
     dtype: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    measured: Plan = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -70,21 +77,20 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
         return Decision(site, False, "policy none only cleans and canonises")
     if rules.policy == "all":
         return Decision(site, True, "policy all takes every legal site")
+    if rules.policy == "measure" and site.key in rules.measured:
+        return Decision(site, *rules.measured[site.key])
     if fusion.free:
         return Decision(site, True, "folding that costs nothing")
+    if rules.policy == "measure":
+        return Decision(site, False, "not measured")
     return _proven(site, rules)
 
 
 def _proven(site: Site, rules: Rules) -> Decision:
-    found = records.nearest(rules.verdicts, site.fusion, site.shape, rules.dtype or site.dtype, rules.gpu)
+    found = records.nearest(rules.verdicts, site.sized(rules.sizes), rules.target, rules.dtype)
     if found is None:
         return Decision(site, False, "never measured at this width: left to TensorRT's own fusion")
-    verdict, estimate = found
-    figures = f"{verdict.ratio.median:.3f} times as fast [{verdict.ratio.low:.3f}, {verdict.ratio.high:.3f}]"
-    said = f"{verdict.outcome}: {figures} in {verdict.model}, {verdict.dtype}, on {verdict.gpu}, TensorRT {verdict.tensorrt}"
-    if estimate:
-        return Decision(site, verdict.ratio.low >= records.ESTIMATE_MARGIN, f"estimate, {said}")
-    return Decision(site, verdict.outcome == "won", said)
+    return Decision(site, found.wins, found.reason)
 
 
 def unused(plan: Plan, decisions: Sequence[Decision]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Reports as plain JSON: what `optimize --report` and `compare --report` write, and what the other forms are made from.
 
-Keys are stable within a schema; a change that a reader would notice gets a new number.
+Keys are those of schema.json, which is published; a change that a reader would notice gets a new number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-COMPARE_SCHEMA = "onnxfuse/compare/1"
+from onnxfuse.report.read import SCHEMA
 
 Report = dict[str, Any]
 
@@ -20,17 +20,21 @@ Report = dict[str, Any]
 def compare_report(*, model: Any, inputs: Any, others: Iterable[Any], latency: Any = None, **more: Any) -> Report:
     """What `compare` found. Each of `others`: name, path, kind ("onnx" or "engine"), check, and for an engine its manifest.
 
-    latency, where engines were timed: engines (name -> median, low, high in ms), baseline (a name), ratios (name -> median, low, high,
-    verdict), samples, marks.
+    latency, where engines were timed, becomes the part "timings": engines (name -> median, low, high in ms), baseline (a name), ratios
+    (name -> median, low, high, verdict), samples, marks.
     """
+    from onnxfuse import __version__
+
     listed = [plain(other) for other in others]
     return {
-        "schema": COMPARE_SCHEMA,
+        "schema": SCHEMA,
+        "kind": "compare",
+        "onnxfuse": __version__,
         "model": plain(model),
         "agrees": all(other["check"]["agrees"] for other in listed),
         "inputs": plain(inputs),
         "others": listed,
-        "latency": plain(latency),
+        **({} if latency is None else {"timings": plain(latency)}),
         **plain(more),
     }
 

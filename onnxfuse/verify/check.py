@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import inputs, reference
-from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
+from onnxfuse.verify.metrics import Metrics, Tolerance, incomparable, measure, worst
 from onnxfuse.verify.skim import skeleton
 
 if TYPE_CHECKING:
@@ -134,10 +134,17 @@ def check_arrays(
     for want, have in zip(wanted, got, strict=True):
         more.update(dict.fromkeys(name for name in have if name not in want))
         for name, value in want.items():
-            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else Metrics(False, "this output is missing")
+            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else incomparable("this output is missing")
             found.setdefault(name, []).append(one)
     extra = [f"output {name!r} has no counterpart in the reference" for name in more]
     return Check({name: worst(each) for name, each in found.items()}, limits, source, len(wanted), (*notes, *extra))
+
+
+def merged(checks: Sequence[Check]) -> Check:
+    """Checks of the same outputs, each over feeds of its own, as one."""
+    outputs = {name: worst([check.outputs[name] for check in checks if name in check.outputs]) for name in checks[0].outputs}
+    notes = dict.fromkeys(note for check in checks for note in check.notes)
+    return dataclasses.replace(checks[0], outputs=outputs, feeds=sum(check.feeds for check in checks), notes=tuple(notes))
 
 
 def check_models(
@@ -216,6 +223,56 @@ class Reference:
     notes: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass
+class Stream:
+    """Feeds that a model takes, and its outputs for them, one feed at a time. notes: complete when all were asked for."""
+
+    child: reference.Runtime
+    model: Path
+    feeds: Sequence[reference.Feeds]
+    first: reference.Outputs
+    evaluator: str
+    may_refuse: bool  # further feeds are of guessed sizes
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[reference.Feeds, reference.Outputs]]:
+        yield self.feeds[0], self.first
+        for index in range(1, len(self.feeds)):
+            feed = self.feeds[index]
+            try:
+                outputs = self.child.run(self.model, [feed], evaluator=self.evaluator)[0]
+            except OnnxfuseError:
+                if not self.may_refuse:
+                    raise
+                self.notes = (LEFT_OUT,)
+                return
+            yield feed, outputs
+
+
+LEFT_OUT = "inputs of further sizes were left out: the reference does not take them"
+
+
+def streamed(
+    child: reference.Runtime, model: Path, feeds: Sequence[reference.Feeds], progress: Callable[[str], None] | None = None
+) -> Stream:
+    """Given feeds, with the model's outputs for each as they are asked for. OnnxfuseError: it does not take one of them."""
+    outputs, evaluator = run_feeds(child, model, feeds[:1], progress)
+    return Stream(child, model, feeds, outputs[0], evaluator, may_refuse=False)
+
+
+def streamed_generated(
+    child: reference.Runtime,
+    model: Path,
+    seed: int = 0,
+    count: int = 1,
+    dims: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Stream:
+    """As `generated`, with the outputs of one feed at a time."""
+    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
+    return Stream(child, model, feeds, outputs[0], evaluator, may_refuse=True)
+
+
 def generated(
     child: reference.Runtime,
     model: Path,
@@ -235,7 +292,7 @@ def generated(
         for feed in feeds[1:]:
             outputs += child.run(model, [feed], evaluator=evaluator)
     if len(outputs) < len(feeds):
-        notes = ("inputs of further sizes were left out: the reference does not take them",)
+        notes = (LEFT_OUT,)
     return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
 
 

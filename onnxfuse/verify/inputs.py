@@ -6,13 +6,14 @@ many detectors silent. So `generate` looks at what an input is called, what read
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def specs(model: Path | onnx.ModelProto, optional: bool = False) -> list[InputSp
 
     proto = model if isinstance(model, onnx.ModelProto) else skeleton(model)
     defaults = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
-    return [_spec(value) for value in proto.graph.input if optional or value.name not in defaults]
+    return [spec_of(value) for value in proto.graph.input if optional or value.name not in defaults]
 
 
 def symbols(model: Path | onnx.ModelProto) -> list[str]:
@@ -92,7 +93,8 @@ def symbols(model: Path | onnx.ModelProto) -> list[str]:
     return list(found)
 
 
-def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+def spec_of(value: onnx.ValueInfoProto) -> InputSpec:
+    """Name, type and shape of one input or output. BadInput where it is no tensor."""
     import onnx
 
     if value.type.WhichOneof("value") != "tensor_type":
@@ -121,15 +123,37 @@ def _dtype_name(dtype: np.dtype) -> str:
 # ------------------------------------------------------------------------------------------------------- from files
 
 
-def from_data(path: Path, model: Path) -> list[Feeds]:
+class FromFiles(Sequence[Feeds]):
+    """Feeds that lie in files, one each, and are read when they are asked for: a folder may hold more than the memory."""
+
+    def __init__(self, files: Sequence[Path], read: Callable[[Path], Feeds]) -> None:
+        self._files, self._read = files, read
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @overload
+    def __getitem__(self, index: int) -> Feeds: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Feeds]: ...
+    def __getitem__(self, index: int | slice) -> Feeds | Sequence[Feeds]:
+        if isinstance(index, slice):
+            return FromFiles(self._files[index], self._read)
+        return self._read(self._files[index])
+
+
+def from_data(path: Path, model: Path) -> Sequence[Feeds]:
     """One feed for each .npz: of the file, or of the folder (those named inputs*.npz where there are any, in natural order).
 
-    Arrays are named like the model's inputs; further arrays are ignored. BadInput names the file, the input and the remedy: unreadable,
-    pickled, missing, wrong dtype or shape.
+    Arrays are named like the model's inputs; further arrays are ignored. Every file is looked at now, and read again when its feed is asked
+    for. BadInput names the file, the input and the remedy: unreadable, pickled, missing, wrong dtype or shape.
     """
     wanted = specs(model, optional=True)
     required = {spec.name for spec in specs(model)}
-    return [_checked(file, wanted, required) for file in _files(Path(path))]
+    found = FromFiles(_files(Path(path)), lambda file: _checked(file, wanted, required))
+    for _ in found:  # what is wrong with the last file is said before the first is used
+        pass
+    return found
 
 
 def _files(path: Path) -> list[Path]:
@@ -144,22 +168,29 @@ def _files(path: Path) -> list[Path]:
 
 def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Feeds:
     feeds = {}
+    with opened(file, wanted[0].name if wanted else "x") as data:
+        for spec in wanted:
+            if spec.name in data.files:
+                feeds[spec.name] = _fitting(data[spec.name], spec, file)
+            elif spec.name in required:
+                has = ", ".join(data.files[:8]) or "nothing"
+                raise BadInput(f"{file}: input {spec.name!r} ({spec}) is missing (the file has {has}); add it with numpy.savez")
+    return feeds
+
+
+@contextlib.contextmanager
+def opened(file: Path, example: str = "x") -> Iterator[Any]:
+    """An .npz file, of plain arrays only. BadInput for what cannot be read, and for Python objects, which are never unpickled."""
     if file.is_file() and not zipfile.is_zipfile(file):  # numpy takes it for pickled data
-        raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {wanted[0].name if wanted else 'x'}=array)")
+        raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {example}=array)")
     try:
         with np.load(file, allow_pickle=False) as data:
-            for spec in wanted:
-                if spec.name in data.files:
-                    feeds[spec.name] = _fitting(data[spec.name], spec, file)
-                elif spec.name in required:
-                    has = ", ".join(data.files[:8]) or "nothing"
-                    raise BadInput(f"{file}: input {spec.name!r} ({spec}) is missing (the file has {has}); add it with numpy.savez")
+            yield data
     except FileNotFoundError:
         raise BadInput(f"{file}: no such file; give --data an .npz file or a folder of them") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         why = "holds Python objects, which are not read" if "pickle" in str(error) else "cannot be read as .npz"
         raise BadInput(f"{file}: {why}; write it again with numpy.savez and plain arrays") from error
-    return feeds
 
 
 def _fitting(array: np.ndarray, spec: InputSpec, file: Path) -> np.ndarray:

@@ -7,8 +7,10 @@ on some valid models. One `Runtime` serves several models, as starting the child
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
+import math
 import queue
 import signal
 import subprocess
@@ -36,6 +38,43 @@ RANGES_BUDGET = 512 << 20  # bytes of inner tensors held at once by `ranges`
 
 # The child sees exactly the modules that the parent sees; -I keeps the current folder out of it.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from onnxfuse.verify.worker import main; main(sys.argv[1])"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a tensor is: its dtype, as numpy or ml_dtypes name it, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, element: str, shape: Sequence[int]) -> Kind:
+        """From onnxruntime's words, such as tensor(float)."""
+        name = element.removeprefix("tensor(").removesuffix(")")
+        name = {"float": "float32", "double": "float64"}.get(name, name).replace("float8e", "float8_e")
+        return cls(name, tuple(shape))
+
+    @classmethod
+    def fed(cls, array: np.ndarray) -> Kind:
+        """What an array that is fed is."""
+        return cls("string" if array.dtype.kind in "OUS" else array.dtype.name, array.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; of text, of its pointers."""
+        width = 8 if self.dtype == "string" else int(np.dtype("uint16" if self.dtype == "bfloat16" else _plain(self.dtype)).itemsize)
+        return math.prod(self.shape) * width
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def _plain(dtype: str) -> str:
+    return "uint8" if dtype.startswith("float8") or "int4" in dtype or "float4" in dtype or "int2" in dtype else dtype
 
 
 class CannotRun(OnnxfuseError):
@@ -113,6 +152,37 @@ class Runtime:
         answer = self._with_files(model, feeds_list, lambda files: self._tidily(model, {**request, "feeds": files}, progress), lambda a: a)
         wanted = set(tensors)
         return {name: top for name, top in {**found, **answer}.items() if name in wanted}
+
+    def kinds(self, model: Path, feeds: Feeds, tensors: Sequence[str]) -> dict[str, Kind]:
+        """What each of `tensors` of the main graph is for these feeds; sequences and maps are left out."""
+        request = {"op": "kinds", "tensors": list(tensors)}
+        answer = self._with_files(Path(model), [feeds], functools.partial(self._one, Path(model), request), lambda a: a)
+        return {name: Kind.of(*about) for name, about in answer.items()}
+
+    def truth_start(self, model: Path, feeds: Feeds, tensors: Sequence[str]) -> None:
+        """Begins an evaluation of `model` in float64 (see `double`), which `truth` goes on with: every one of `tensors`, once, in order.
+
+        The child holds what is still to be read, as any runtime does. OnnxfuseError: the model does not fit into memory.
+        """
+        request = {"op": "truth_start", "tensors": list(tensors)}
+        self._with_files(Path(model), [feeds], functools.partial(self._one, Path(model), request), lambda a: a)
+
+    def truth(self, model: Path, tensors: Sequence[str], decisions: Feeds) -> tuple[Outputs, dict[str, str]]:
+        """The next of the tensors in float64, and why some have no truth. decisions: integers and booleans that the reference made of
+        floats on the way; the evaluation follows them, as a float on the edge may fall either way.
+        """
+        request = {"op": "truth", "tensors": list(tensors)}
+        read: Callable[[Any], Any] = lambda a: (self._outputs(a["values"]), a["missing"])  # noqa: E731
+        answer: tuple[Outputs, dict[str, str]] = self._with_files(
+            Path(model), [decisions], functools.partial(self._one, Path(model), request), read
+        )
+        return answer
+
+    def truth_again(self, model: Path, name: str, inputs: Feeds) -> Any:
+        """Tensor `name` in float64, computed by its node alone from these inputs; None where they are not all that it needs."""
+        request = {"op": "truth_again", "tensors": [name]}
+        read: Callable[[Any], Any] = lambda a: None if a is None else _read(a)  # noqa: E731
+        return self._with_files(Path(model), [inputs], functools.partial(self._one, Path(model), request), read)
 
     # One request: files for the feeds, the question, the answer's files read and everything removed again.
 

@@ -108,6 +108,7 @@ class Runner:
         self.written = 0
         self._key: Any = None
         self._session: Any = None
+        self._truth: Any = None
 
     def run(
         self, model: str, feeds: dict[str, Entry], tensors: list[str] | None, evaluator: str, tidy: bool, threads: int
@@ -131,9 +132,7 @@ class Runner:
         except Exception:  # an empty tensor has no largest element, and old versions lack operators
             return self._ranges_in_groups(model, feeds, tensors, budget, tidy, threads)
 
-    def _ranges_in_graph(
-        self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], tidy: bool, threads: int
-    ) -> dict[str, float]:
+    def _ranges_in_graph(self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], tidy: bool, threads: int) -> dict[str, float]:
         types = {output.name: output.type for output in self._open(model, tuple(tensors), tidy, threads).get_outputs()}
         self._key = self._session = None
         floats = [name for name in tensors if types.get(name) in ("tensor(float)", "tensor(double)", "tensor(float16)")]
@@ -167,6 +166,51 @@ class Runner:
             self.progress(at, len(tensors))
         self._key = self._session = None
         return found
+
+    def kinds(self, model: str, feeds: dict[str, Entry], tensors: list[str], tidy: bool, threads: int) -> dict[str, list[Any]]:
+        """Element type and shape of each of `tensors` that is one, computed by the model itself: no tensor is kept."""
+        types = {output.name: output.type for output in self._open(model, tuple(tensors), tidy, threads).get_outputs()}
+        self._key = self._session = None
+        plain = [name for name in tensors if types.get(name, "").startswith("tensor(")]
+        suffix, names = shapes_of(plain, types)
+        session = open_session(Path(model), (), tidy, threads, suffix, early=True)
+        found = run_session(session, {name: self._read(entry) for name, entry in feeds.items()}, names)
+        return {name: [types[name], [int(n) for n in shape]] for name, shape in zip(plain, found.values(), strict=True)}
+
+    def truth_start(self, model: str, feeds: dict[str, Entry], tensors: list[str], tidy: bool, threads: int) -> None:
+        """Begins a float64 evaluation, of which `truth` then asks for `tensors`, each once and in this order."""
+        import onnx
+        import onnx.inliner
+
+        from onnxfuse.verify.double import Evaluator
+
+        self._key = self._session = None
+        proto = onnx.load(model)
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        self._truth = Evaluator(proto, {name: self._read(entry) for name, entry in feeds.items()}, tensors)
+
+    def truth(self, model: str, feeds: dict[str, Entry], tensors: list[str], tidy: bool, threads: int) -> dict[str, Any]:
+        """float64 values; those that cannot be had by float64 alone, with the reason, under "missing". `feeds` are decisions that the
+        reference took, which this evaluation is to follow.
+        """
+        if self._truth is None:
+            raise Cannot("the process that evaluated it in float64 is gone")
+        self._truth.follow({name: self._read(entry) for name, entry in feeds.items()})
+        values = self._truth.values(tensors)
+        missing = {name: self._truth.missing[name] for name in tensors if name in self._truth.missing}
+        return {"values": {name: self._write(value) for name, value in values.items()}, "missing": missing}
+
+    def truth_again(self, model: str, feeds: dict[str, Entry], tensors: list[str], tidy: bool, threads: int) -> dict[str, Any] | None:
+        """The one of `tensors` in float64, from these inputs of its node."""
+        from onnxfuse.verify.double import NoTruth
+
+        if self._truth is None:
+            return None
+        try:
+            return self._write(self._truth.again(tensors[0], {name: self._read(entry) for name, entry in feeds.items()}))
+        except NoTruth:
+            return None
 
     def _open(self, model: str, extra: tuple[str, ...], tidy: bool, threads: int) -> Any:
         key = (model, os.stat(model).st_mtime_ns, extra, tidy, threads)
@@ -232,9 +276,9 @@ def max_finite(array: np.ndarray) -> float:
     return top
 
 
-def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"") -> Any:
+def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"", early: bool = False) -> Any:
     """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own; `more` is a
-    serialized ModelProto that is merged into that copy.
+    serialized ModelProto that is merged into that copy. early: Shape nodes run as soon as they can, and what they read may go.
     """
     import onnxruntime as ort
 
@@ -242,6 +286,8 @@ def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, mo
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
+    if early:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     source: str | bytes = str(model)
     suffix = with_outputs(model, extra) + more
     if tidy or suffix:
@@ -292,6 +338,21 @@ def reductions(tensors: Sequence[str], types: Mapping[str, str]) -> tuple[bytes,
         for op, inputs, output, attributes in steps:
             suffix.graph.node.append(helper.make_node(op, inputs, [at + output], **attributes))
         outputs.append(at + "top")
+    suffix.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return suffix.SerializeToString(), outputs
+
+
+def shapes_of(tensors: Sequence[str], types: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """What, merged into a model, computes the shape of each of `tensors`; and the outputs' names."""
+    import onnx
+    from onnx import helper
+
+    taken, prefix = set(types), "onnxfuse.shape"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "."
+    suffix = onnx.ModelProto()
+    outputs = [f"{prefix}.{index}" for index in range(len(tensors))]
+    suffix.graph.node.extend(helper.make_node("Shape", [name], [output]) for name, output in zip(tensors, outputs, strict=True))
     suffix.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
     return suffix.SerializeToString(), outputs
 

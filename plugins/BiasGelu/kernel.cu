@@ -7,7 +7,7 @@ namespace onnxfuse
 namespace
 {
 template <int kVector, GeluKind kKind, typename T>
-cudaError_t launch(BiasGeluArgs<T> const& args, cudaStream_t stream)
+cudaError_t launch(BiasGeluArgs<T> args, cudaStream_t stream)
 {
     int sms = 0;
     if (cudaError_t const status = multiprocessors(sms); status != cudaSuccess)
@@ -15,6 +15,7 @@ cudaError_t launch(BiasGeluArgs<T> const& args, cudaStream_t stream)
     ColumnGeometry const geometry = column_geometry(args.rows, args.width, kVector, sms);
     if (!geometry.valid())
         return cudaErrorInvalidValue;
+    args.rows_each = geometry.rows_each;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(geometry.blocks_x), static_cast<unsigned>(geometry.blocks_y));
     config.blockDim = dim3(geometry.threads_x, geometry.threads_y);
@@ -51,7 +52,7 @@ extern "C" int onnxfuse_launch_bias_gelu(int dtype, int kind, void const* input,
         if (!aligned(sizeof(T), input, bias, output))
             return cudaErrorMisalignedAddress;
         BiasGeluArgs<T> const args{
-            static_cast<T const*>(input), static_cast<T const*>(bias), static_cast<T*>(output), rows, width};
+            static_cast<T const*>(input), static_cast<T const*>(bias), static_cast<T*>(output), rows, width, 0};
         constexpr int kVector = 16 / sizeof(T);
         auto const gelu_kind = static_cast<GeluKind>(kind);
         if (width % kVector == 0 && aligned(16, input, bias, output))

@@ -70,9 +70,5 @@ private:
     GeluKind kind_;
 };
 
-nvinfer1::IPluginCreatorInterface* bias_gelu_creator()
-{
-    static Creator<BiasGelu> creator;
-    return &creator;
-}
+static Registration<BiasGelu> const registration;
 } // namespace onnxfuse

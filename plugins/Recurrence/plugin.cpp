@@ -440,14 +440,6 @@ struct Gru
 };
 } // namespace
 
-nvinfer1::IPluginCreatorInterface* lstm_creator()
-{
-    static Creator<Recurrence<Lstm>> creator;
-    return &creator;
-}
-nvinfer1::IPluginCreatorInterface* gru_creator()
-{
-    static Creator<Recurrence<Gru>> creator;
-    return &creator;
-}
+static Registration<Recurrence<Lstm>> const lstm_registration;
+static Registration<Recurrence<Gru>> const gru_registration;
 } // namespace onnxfuse

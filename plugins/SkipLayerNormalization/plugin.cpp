@@ -65,9 +65,5 @@ private:
     int32_t has_beta_;
 };
 
-nvinfer1::IPluginCreatorInterface* skip_layernorm_creator()
-{
-    static Creator<SkipLayerNormalization> creator;
-    return &creator;
-}
+static Registration<SkipLayerNormalization> const registration;
 } // namespace onnxfuse

@@ -57,9 +57,5 @@ private:
     int32_t outputs_;
 };
 
-nvinfer1::IPluginCreatorInterface* skip_rmsnorm_creator()
-{
-    static Creator<SkipRMSNormalization> creator;
-    return &creator;
-}
+static Registration<SkipRMSNormalization> const registration;
 } // namespace onnxfuse

@@ -92,11 +92,12 @@ inline RowGeometry row_geometry(int64_t rows, int width, int vector, int sms, in
     return chosen;
 }
 
-// An element-wise kernel with one operand per column: a thread keeps one vector of columns and walks down the rows.
+// An element-wise kernel with one operand per column: a thread keeps one vector of columns and goes down some rows.
 struct ColumnGeometry
 {
     int threads_x = 0; // vectors of columns in a block
-    int threads_y = 0; // rows in a block
+    int threads_y = 0; // rows in a block at a time
+    int rows_each = 0; // rows of a thread, threads_y apart
     int64_t blocks_x = 0;
     int64_t blocks_y = 0;
 
@@ -106,22 +107,25 @@ struct ColumnGeometry
     }
 };
 
-// rows >= 1, width >= 1 and a multiple of `vector`. The grid covers the GPU `waves` times at most; beyond that, threads take
-// several rows, four at a time.
+constexpr int kColumnThreads = 256;
+// Rows whose loads are under way in a thread together.
+constexpr int kColumnRows = 2;
+
+// rows >= 1, width >= 1 and a multiple of `vector`. One row each while that does not fill the GPU; then kColumnRows each and as many
+// blocks as that takes, so that blocks that end make room for others until the very end. Beyond what a grid may have, threads begin again.
 inline ColumnGeometry column_geometry(int64_t rows, int64_t width, int vector, int sms)
 {
-    constexpr int kThreads = 256;
     constexpr int kBlocksPerSm = 8;
     int64_t const vectors = width / vector;
     ColumnGeometry chosen;
-    chosen.blocks_x = ceil_div(vectors, kThreads);
+    chosen.blocks_x = ceil_div(vectors, kColumnThreads);
     chosen.threads_x = static_cast<int>(ceil_div(vectors, chosen.blocks_x));
-    chosen.threads_y = static_cast<int>(std::min<int64_t>(kThreads / chosen.threads_x, rows));
-    int64_t const blocks_for_one_row_each = ceil_div(rows, chosen.threads_y);
-    int64_t const resident = std::max<int64_t>(1, int64_t{kBlocksPerSm} * sms / chosen.blocks_x);
-    chosen.blocks_y = std::min<int64_t>({blocks_for_one_row_each, resident, 65535});
+    chosen.threads_y = static_cast<int>(std::min<int64_t>(kColumnThreads / chosen.threads_x, rows));
     if (chosen.blocks_x > INT32_MAX)
         return {};
+    bool const fills = ceil_div(rows, chosen.threads_y) > int64_t{kBlocksPerSm} * sms / chosen.blocks_x;
+    chosen.rows_each = fills ? kColumnRows : 1;
+    chosen.blocks_y = std::min<int64_t>(ceil_div(rows, int64_t{chosen.threads_y} * chosen.rows_each), 65535);
     return chosen;
 }
 } // namespace onnxfuse

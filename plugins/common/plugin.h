@@ -337,4 +337,17 @@ public:
         return "onnxfuse";
     }
 };
+
+// The creators of the library, made known when it is loaded: each plugin.cpp registers its own.
+std::vector<nvinfer1::IPluginCreatorInterface*>& registered();
+
+template <typename P>
+struct Registration
+{
+    Registration()
+    {
+        static Creator<P> creator;
+        registered().push_back(&creator);
+    }
+};
 } // namespace onnxfuse

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
@@ -110,6 +108,13 @@ def test_the_table_says_what_the_rows_say() -> None:
     assert lines[7:] == ["", "Marked rows: x."]
 
 
+def test_the_table_says_what_a_repetition_said() -> None:
+    agreed, other = ({**row(name), "repeat": {"agrees": name == "a", "outcome": "draw"}} for name in "ab")
+    lines = table.table({"schema": 1, "machine": MACHINE, "rows": [agreed, other]}).splitlines()
+    assert "| faster, twice |" in lines[4]
+    assert "| faster, then draw |" in lines[5]
+
+
 def test_the_table_is_put_between_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, document = tmp_path / "r.json", tmp_path / "README.md"
     results.save({"schema": 1, "machine": MACHINE, "rows": [row()]}, file)
@@ -147,67 +152,6 @@ def test_a_fault_becomes_a_failed_row(tmp_path: Path) -> None:
     assert "\n" not in got["failed"]
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("import os; print('last words'); os.abort()", "crashed (SIGABRT): last words"),
-        ("import sys; print('error: no GPU', file=sys.stderr); sys.exit(3)", "no GPU"),
-        ("import time; time.sleep(60)", "not done within 1 s"),
-    ],
-)
-def test_crashes_and_timeouts_have_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str) -> None:
-    (tmp_path / "victim.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    status, said = measure.child(["victim"], timeout=1 if "sleep" in code else 60)
-    assert measure.why(status, said, 1) == says
-
-
-def test_errors_against_the_reference() -> None:
-    want = {"y": np.array([1.0, 2.0, np.nan], np.float32), "k": np.array([1, 2])}
-    same = measure.error_of({"y": np.array([1.0, 2.0, np.nan], np.float16), "k": np.array([1, 2], np.int32)}, want)
-    assert same == {"max_abs": 0.0, "cosine": pytest.approx(1.0)}
-    near = measure.error_of({"y": np.array([1.0, 2.5, np.nan]), "k": np.array([1, 2])}, want)
-    assert near["max_abs"] == 0.5
-    assert near["cosine"] == pytest.approx((1 + 5) / math.sqrt(5 * 7.25))
-
-
-@pytest.mark.parametrize(
-    "got",
-    [
-        {"k": np.array([1, 2])},
-        {"y": np.array([1.0, 2.0]), "k": np.array([1, 2])},
-        {"y": np.array([1.0, 2.0, 3.0]), "k": np.array([1, 2])},
-        {"y": np.array([np.nan, 2.0, np.nan]), "k": np.array([1, 2])},
-        {"y": np.array([1.0, 2.0, np.nan]), "k": np.array([1, 3])},
-    ],
-    ids=["missing", "shape", "no NaN", "one NaN more", "integers"],
-)
-def test_errors_without_bound(got: dict[str, np.ndarray]) -> None:
-    want = {"y": np.array([1.0, 2.0, np.nan], np.float32), "k": np.array([1, 2])}
-    assert measure.error_of(got, want)["max_abs"] == math.inf
-
-
-@pytest.mark.parametrize(
-    ("fused", "automatic", "agrees"),
-    [
-        ((1e-3, 0.99999), (1e-3, 0.99999), True),
-        ((2e-3, 0.99999), (1e-3, 0.99999), True),
-        ((2.1e-3, 0.99999), (1e-3, 0.99999), False),
-        ((1e-3, 0.9998), (1e-3, 0.9998), False),
-        ((1e-7, 1.0), (0.0, 1.0), True),
-        ((math.inf, 0.0), (1e-3, 1.0), False),
-        ((1e-3, math.nan), (1e-3, 1.0), False),
-        ((math.nan, 1.0), (1e-3, 1.0), False),
-    ],
-)
-def test_agreement(fused: tuple[float, float], automatic: tuple[float, float], agrees: bool) -> None:
-    as_dict = [{"max_abs": error, "cosine": cosine} for error, cosine in (fused, automatic)]
-    got, reason = measure.judge(*as_dict)
-    assert got is agrees
-    assert bool(reason) is not agrees
-
-
 def test_a_disagreeing_row_is_said_so() -> None:
     text = command.line(row(agrees=False, max_abs=None, marks=["outputs disagree: x"], notes=["n"]))
     assert "DISAGREES (max abs unbounded" in text
@@ -235,3 +179,12 @@ def test_the_children_run_this_python() -> None:
     status, said = measure.child(["benchmarks.machine"], timeout=120)
     assert status in (0, 3), said
     assert sys.executable
+
+
+@pytest.mark.parametrize("option", ["--budget", "--search-minutes", "--row-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-3", "soon"])
+def test_a_time_that_is_none_is_wrong_usage(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"{option}={value}"])
+    assert ended.value.code == 2
+    assert f"argument {option}: {value}: no time; give a number" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from onnxfuse.bench.stats import Interval, bootstrap_median, bootstrap_ratio, verdict
+from onnxfuse.bench.stats import STUDENT, Interval, bootstrap_median, bootstrap_ratio, verdict
 
 
 def test_constant_samples_have_no_width() -> None:
@@ -101,3 +103,30 @@ def test_a_ratio_over_placements_covers_what_changes_sign_between_them() -> None
 def test_samples_must_fall_into_equal_placements() -> None:
     with pytest.raises(ValueError, match="not 3 equal parts"):
         bootstrap_median([1.0] * 10, placements=3)
+
+
+@pytest.mark.parametrize(("common", "own"), [(0.0, 0.01), (0.03, 0.001)], ids=["each engine by itself", "both alike"])
+def test_over_placements_a_difference_that_is_none_is_found_as_often_as_it_says(common: float, own: float) -> None:
+    """2.5 % of false wins; 600 times the standard error is 0.6 %."""
+    rng = np.random.default_rng(5)
+    wins, widths = 0, []
+    for _ in range(600):
+        shift, difference = (np.repeat(1 + size * rng.standard_normal(8), 25) for size in (common, own))
+        a, b = (base * shift * (1 + 0.002 * rng.standard_normal(200)) for base in (1.0, difference))
+        ratio = bootstrap_ratio(list(a), list(b), placements=8)
+        wins += ratio.low > 1.0
+        widths.append(ratio.width)
+    assert 0.007 <= wins / 600 <= 0.043
+    # What a placement does to both engines alike cancels.
+    noise = np.hypot(own, 0.002 * np.sqrt(np.pi / 2 * 2 / 25))
+    assert np.mean(widths) == pytest.approx(2 * 2.365 * noise / np.sqrt(8), rel=0.1)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 30])
+def test_students_quantiles(freedom: int) -> None:
+    """97.5 % of the density lies below them."""
+    t = np.linspace(-STUDENT[freedom - 1], STUDENT[freedom - 1], 200_001)
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    density = scale * (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
+    inside = float(np.sum((density[1:] + density[:-1]) / 2) * (t[1] - t[0]))
+    assert inside == pytest.approx(0.95, abs=1e-4)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import verdicts
-from onnxfuse.plan.verdicts import Interval
+from onnxfuse.bench.stats import Interval
 
 
 def row(policy: str, **changes: Any) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def row(policy: str, **changes: Any) -> dict[str, Any]:
     return {
         "name": "bert", "precision": "fp16", "policy": policy, "automatic_ms": interval, "fused_ms": interval, "ratio": interval,
         "site_shapes": {"skip_layernorm": ["1x128x768", "1x100x768", "1x1x768"], "gelu": ["1x128x3072"]}, "agrees": True, "marks": [],
-        "measured": {"driver": "580.1"},
+        "measured": {"driver": "580.1", "date": "2026-11-30"},
     } | changes  # fmt: skip
 
 
@@ -32,6 +33,14 @@ def test_one_verdict_for_each_class_of_shapes() -> None:
         ("skip_layernorm", 128, 768, "float16", "h200", "580.1"),
     ]
     assert found[0].ratio == Interval(1.1, 1.05, 1.2)
+
+
+def test_what_a_search_found_is_taken_as_it_is() -> None:
+    (alone,) = verdicts.verdicts(results(row("only:skip_layernorm", site_shapes={"skip_layernorm": ["1x64x768"]})))
+    found = replace(alone, variant="erf", date="2026-12-01T10:00:00Z")
+    searched = row("measure", verdicts=[found.to_dict()], marks=["the final plan's clock moved"])
+    assert list(verdicts.verdicts(results(searched))) == [found]
+    assert not list(verdicts.verdicts(results({**searched, "failed": "crashed"})))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_gpu_that_the_table_does_not_know_goes_by_its_compute_capability() -> 
 
 @pytest.mark.parametrize("wanted", ["l4", "sm_80", "h100"])
 def test_another_gpu_is_missing_here(wanted: str) -> None:
-    with pytest.raises(MissingHere, match=rf"--gpu {wanted}: .* here is NVIDIA H200 \(sm_90\); build on a machine with that GPU"):
+    with pytest.raises(MissingHere, match=rf"--gpu {wanted}: .* here is NVIDIA H200 \(sm_90\); give --kit DIR"):
         building.check_gpu(wanted, H200)
 
 

@@ -227,3 +227,23 @@ def test_the_layer_norm_of_an_older_version_is_given_as_the_native_one(tmp_path:
     feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("x", (2, 8)), ("scale", 8), ("bias", 8))}
     want = outputs(model.SerializeToString(), feeds)[0]
     np.testing.assert_allclose(outputs(made.SerializeToString(), feeds)[0], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("op_type", "approximate"), [("Gelu", "none"), ("GeluTanh", "tanh")])
+def test_the_gelu_of_an_older_version_is_given_as_the_native_one(tmp_path: Path, op_type: str, approximate: str) -> None:
+    from onnxfuse.fusions.gelu import FUSION
+
+    (function,) = [function for function in FUSION.functions(17) if function.name == op_type]
+    node = helper.make_node(op_type, ["x"], ["y"], name="gelu", domain="onnxfuse", dtype=1)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8]) for name in ("x", "y")]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfuse", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
+    made = prepared(models.saved(model, tmp_path), frozenset())
+    (native,) = made.graph.node
+    assert (native.domain, native.op_type, native.name) == ("", "Gelu", "gelu")
+    assert attributes(native) == {"approximate": approximate.encode()}
+    made.opset_import[0].version = 20  # the same values, where a runtime knows the operator
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)}
+    want = outputs(model.SerializeToString(), feeds)[0]
+    np.testing.assert_allclose(outputs(made.SerializeToString(), feeds)[0], want, rtol=1e-5, atol=1e-6)

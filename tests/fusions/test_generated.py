@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from onnxfuse import pipeline
 from onnxfuse.graph import write
-from onnxfuse.plan import policy, verdicts
+from onnxfuse.plan import policy
 from tests.fusions.helpers import Net, check_names, fuse, interface, load, names, ops, run, types_right, undo, value, without_types
 from tests.fusions.strategies import KINDS, WIDTH, Example, Planter, examples
 
@@ -49,7 +49,7 @@ def rewritten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """The model after every legal fusion, folding repeated until nothing is left to fold, and how many sites there were."""
     loaded = load(model)
     pipeline.tidy(loaded)
-    rules = policy.Rules("all", policy.Selection((), ()), {}, verdicts.shipped(), None, None)
+    rules = policy.Rules("all")
     decisions, _ = pipeline.rewrite(loaded, rules)
     return write.to_proto(loaded), sum(decision.fused for decision in decisions)
 

@@ -6,30 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from onnxfuse.engine import trt
-from onnxfuse.errors import MissingHere
+from tests.conftest import missing_for_gpu
 
 HERE = Path(__file__).resolve().parent
 
 
-def why_not() -> str | None:
-    """What these tests need and this machine lacks; None where all is here."""
-    try:
-        trt.tensorrt()
-        trt.gpu()
-    except MissingHere as missing:
-        return str(missing)
-    return None
-
-
-WHY_NOT = why_not()
+WHY_NOT = missing_for_gpu()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if WHY_NOT is None:
-        return
     for item in items:
-        if HERE in item.path.parents:
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        if WHY_NOT is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs an NVIDIA GPU and TensorRT: {WHY_NOT}"), append=False)
 
 

@@ -141,3 +141,9 @@ def test_gelu_of_special_and_far_values(kind: str, launchers: Any, memory: Any) 
     special = (NAN, INF, -INF, 0.0, -0.0, 60000.0, -60000.0, 50.0, -50.0, -88.0, -10.0, -5.5)
     for dtype in DTYPES:
         kernels.check_gelu(launchers, memory, kernels.GeluCase(kind, dtype, 2, 24, special=special, spread=30.0))
+
+
+@pytest.mark.parametrize(("kind", "limit"), list(kernels.GELU_ERRORS.items()))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gelu_of_every_value(kind: str, dtype: str, limit: float, launchers: Any, memory: Any) -> None:
+    assert kernels.gelu_of_every_value(launchers, memory, kind, dtype) <= limit

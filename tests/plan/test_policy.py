@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from onnxfuse.bench.stats import Interval
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.plan.policy import Rules, Selection, decide, unused
 from onnxfuse.plan.sites import Site
-from onnxfuse.plan.verdicts import Interval, Verdict
+from onnxfuse.plan.verdicts import Target, Verdict
 
+H200 = Target("h200", "10.6.0.post1", "580")
+L4 = Target("l4", "10.6.0", "580")
 FUSIONS = {fusion.name: fusion for fusion in REGISTRY}
 
 
@@ -19,9 +22,8 @@ def site(fusion: str, shape: str = "1x128x768") -> Site:
 
 def verdict(low: float, high: float, gpu: str = "h200", rows: int = 128, width: int = 768) -> Verdict:
     median = Interval(1.0, 1.0, 1.0)
-    return Verdict(
-        "skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6", median, median, Interval((low + high) / 2, low, high)
-    )
+    ratio = Interval((low + high) / 2, low, high)
+    return Verdict("skip_layernorm", "bert", rows, width, "float16", gpu, "580", "10.6.0", median, median, ratio, "2026-01-01")
 
 
 def decision(fusion: str, rules: Rules, shape: str = "1x128x768"):
@@ -44,26 +46,26 @@ def test_policies_decide_by_kind(policy: str, expected: dict[str, bool]) -> None
     ("low", "high", "fused", "word"), [(1.02, 1.1, True, "won"), (0.9, 0.98, False, "lost"), (0.99, 1.05, False, "draw")]
 )
 def test_proven_follows_the_interval(low: float, high: float, fused: bool, word: str) -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], gpu="h200"))
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(low, high)], target=H200))
     assert found.fused is fused
     assert found.reason.startswith(word)
 
 
 def test_a_verdict_of_another_gpu_is_called_an_estimate() -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], gpu="l4"))
-    assert found.reason.startswith("estimate, won")
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], target=L4))
+    assert found.reason.startswith("estimate, from H200")
     assert not found.fused  # by less than what an estimate must have won by
-    assert decision("skip_layernorm", Rules(verdicts=[verdict(1.06, 1.1)], gpu="l4")).fused
-    assert "h200" in found.reason
+    assert decision("skip_layernorm", Rules(verdicts=[verdict(1.06, 1.1)], target=L4)).fused
+    assert "won" in found.reason
 
 
 def test_the_same_gpu_beats_a_nearer_number_of_rows() -> None:
-    rules = Rules(verdicts=[verdict(1.02, 1.1, gpu="l4", rows=128), verdict(0.9, 0.95, rows=4096)], gpu="h200")
+    rules = Rules(verdicts=[verdict(1.02, 1.1, gpu="l4", rows=128), verdict(0.9, 0.95, rows=4096)], target=H200)
     assert decision("skip_layernorm", rules).fused is False
 
 
 def test_another_width_says_nothing() -> None:
-    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1, width=1024)], gpu="h200"))
+    found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1, width=1024)], target=H200))
     assert not found.fused
     assert "never measured" in found.reason
 
@@ -100,5 +102,5 @@ def test_unused_entries_of_a_plan_are_named() -> None:
 
 
 def test_a_verdict_of_another_precision_is_an_estimate() -> None:
-    rules = Rules(verdicts=[verdict(1.02, 1.1)], gpu="h200", dtype="bfloat16")
-    assert decision("skip_layernorm", rules).reason.startswith("estimate, won")
+    rules = Rules(verdicts=[verdict(1.02, 1.1)], target=H200, dtype="bfloat16")
+    assert decision("skip_layernorm", rules).reason.startswith("estimate, from H200")

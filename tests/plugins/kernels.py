@@ -24,6 +24,8 @@ DTYPES = {
     "bfloat16": (2, np.dtype(ml_dtypes.bfloat16), 2.0**-8, 2.0**-133),
 }
 GELU_KINDS = {"none": 0, "tanh": 1, "quick": 2}
+# Largest error of a 16-bit type over all its values, in units of the last place; 0.5 is that of rounding.
+GELU_ERRORS = {"none": 0.56, "tanh": 0.51, "quick": 0.51}
 SUCCESS, INVALID_VALUE, MISALIGNED_ADDRESS = 0, 1, 716  # cudaError_t
 
 # Arithmetic is float32. Its error is a few roundings of the quantities that enter; this many.
@@ -150,7 +152,8 @@ def _random(rng: np.random.Generator, rows: int, width: int, dtype: np.dtype[Any
 
 
 def _wide(array: Array) -> Array:
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # ml_dtypes' NaN
+        return array.astype(np.float64)
 
 
 def check_norm(launchers: Launchers, memory: Memory, case: NormCase) -> None:
@@ -249,6 +252,31 @@ def check_gelu(launchers: Launchers, memory: Memory, case: GeluCase) -> None:
     _compare(got[picked], gelu(case.kind, z), case.dtype, 1.2 * (np.abs(_wide(x[picked])) + np.abs(_wide(bias))) + np.abs(z), case)
     if not case.special:
         assert not np.isnan(got).any(), f"{case}: an element was not written"
+
+
+def gelu_of_every_value(launchers: Launchers, memory: Memory, kind: str, dtype: str) -> float:
+    """Launch on every value that a 16-bit type has, with a bias of zero; the largest error in units of the last place, where the result is
+    above 1e-6 or the type is float16.
+
+    AssertionError for NaN or infinity elsewhere than the formula in float64 has them, and for an absolute error above 2e-9 below.
+    """
+    code, storage, roundoff, tiny = DTYPES[dtype]
+    x = np.arange(65536, dtype=np.uint16).view(storage).reshape(16, 4096)
+    given, weights = Tensor(memory, x), Tensor(memory, np.zeros(4096, storage))
+    output = Tensor.poisoned(memory, x.shape, storage)
+    assert launchers.bias_gelu(code, GELU_KINDS[kind], given.address, weights.address, output.address, 16, 4096, None) == SUCCESS
+    memory.synchronize()
+    got, want = _wide(output.read()), gelu(kind, _wide(x))
+    assert (np.isnan(got) == np.isnan(want)).all(), f"{kind} {dtype}: NaN elsewhere"
+    infinite = np.isinf(want)
+    assert (got[infinite] == want[infinite]).all(), f"{kind} {dtype}: infinity elsewhere"
+    known = np.isfinite(want)
+    error, size = np.abs(got[known] - want[known]), np.abs(want[known])
+    small = (size < 1e-6) & (dtype == "bfloat16")
+    assert error[small].max(initial=0.0) <= 2e-9, f"{kind} {dtype}: absolute error {error[small].max():.3g}"
+    with np.errstate(divide="ignore"):
+        last_place = np.maximum(4 * roundoff * np.exp2(np.floor(np.log2(size)) - 1), tiny)
+    return float((error / last_place)[~small].max())
 
 
 def _compare(got: Array, want: Array, dtype: str, entering: Array, case: object) -> None:

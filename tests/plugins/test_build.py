@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(empty_cache: Path, ti
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(plugins, "_locked", full)
+    monkeypatch.setattr(plugins, "locked", full)
     assert plugins.build(80) == built
     with pytest.raises(BadInput, match="plugins: No space left on device; make room, or set ONNXFUSE_CACHE"):
         plugins.build(90)
@@ -203,6 +203,66 @@ __global__ void __launch_bounds__(1024, 2) hungry(float* x, int n)
     for (int i = 0; i < 64; ++i) x[threadIdx.x + i * n] = v[i] * total;
 }
 """
+
+
+def test_a_library_for_newer_gpus_has_code_for_each_family(empty_cache: Path, tiny_sources: Path) -> None:
+    both = plugins.build(80), plugins.build(80, and_newer=True)
+    assert both[0].path != both[1].path
+    assert {use.sm for use in both[0].kernels} == {80}
+    assert {80, 90, 100, 120} <= {use.sm for use in both[1].kernels}
+    assert plugins.cached(80, and_newer=True) == both[1]
+    assert plugins.cached(80) == both[0]
+    assert plugins.cached(90) is None
+
+
+def test_no_chosen_name_reaches_a_command_line(tiny_sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvcc hands file names to a shell as they are, and -Wl and -Xcompiler split at commas."""
+    hostile = tmp_path / "a $(touch pwned) `touch pwned`,-o,b; touch pwned"
+    moved = hostile / "sources"
+    shutil.copytree(tiny_sources, moved)
+    monkeypatch.setattr(plugins, "sources", lambda: moved)
+    monkeypatch.setenv("ONNXFUSE_CACHE", str(hostile / "cache"))
+    monkeypatch.setenv("TMPDIR", str(hostile))
+    monkeypatch.chdir(tmp_path)
+    commands: list[list[str]] = []
+    run = subprocess.run
+
+    def watch(command: list[str], **options: object) -> object:
+        commands.append([str(part) for part in command])
+        return run(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(plugins.subprocess, "run", watch)
+    assert plugins.build(SMALL_GPU).path.is_relative_to(hostile)
+    assert not list(tmp_path.rglob("pwned"))
+    assert len(commands) >= 2
+    assert not [part for command in commands for part in command if "pwned" in part]
+    (moved / "One" / "b$(touch pwned).cu").write_text("")
+    with pytest.raises(BadInput, match="a plugin source with a special character in its name; rename it"):
+        plugins.build(SMALL_GPU)
+
+
+def test_a_compiler_in_the_current_folder_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvcc", "g++"):
+        (tmp_path / name).write_text("#!/bin/sh\ntouch run\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ".", ":.", "bin"):
+        monkeypatch.setenv("PATH", path)
+        assert plugins.on_absolute_path("nvcc") is None
+        assert plugins.on_absolute_path("./g++") is None
+    monkeypatch.setenv("CUDA_HOME", "")
+    assert tmp_path not in {place.parent for place in plugins._nvcc_places()}
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    assert plugins.on_absolute_path("nvcc") == str(tmp_path / "nvcc")
+
+
+def test_a_compiler_that_a_shell_would_misread_is_refused(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "c$(touch pwned)"
+    odd.mkdir()
+    (odd / "g++").symlink_to(shutil.which("g++") or "g++")
+    monkeypatch.setenv("CXX", str(odd / "g++"))
+    with pytest.raises(MissingHere, match="nvcc hands its command lines to a shell"):
+        plugins.build(SMALL_GPU)
 
 
 def test_spilling_kernel_is_refused_unless_allowed(empty_cache: Path, tiny_sources: Path) -> None:

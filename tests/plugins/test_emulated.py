@@ -124,6 +124,12 @@ def test_gelu_of_special_and_far_values(kind: str, launchers: object) -> None:
         kernels.check_gelu(launchers, kernels.HOST, kernels.GeluCase(kind, dtype, 2, 24, special=special, spread=30.0))
 
 
+@pytest.mark.parametrize(("kind", "limit"), list(kernels.GELU_ERRORS.items()))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gelu_of_every_value(kind: str, dtype: str, limit: float, launchers: object) -> None:
+    assert kernels.gelu_of_every_value(launchers, kernels.HOST, kind, dtype) <= limit
+
+
 def test_bad_arguments_are_refused(launchers: object) -> None:
     memory = kernels.HOST
     dtype = kernels.DTYPES["float16"][1]

@@ -67,6 +67,7 @@ class Rows:
 class Columns:
     threads_x: int
     threads_y: int
+    rows_each: int
     blocks_x: int
     blocks_y: int
 
@@ -116,6 +117,14 @@ def test_columns_are_covered(geometry: Geometry) -> None:
         assert columns.threads_x * columns.blocks_x >= vectors, asked
         assert (columns.blocks_x - 1) * columns.threads_x < vectors, asked
         assert 1 <= columns.blocks_y <= 65535, asked
+        at_once = columns.threads_y * columns.rows_each
+        assert columns.blocks_y == 65535 or (columns.blocks_y - 1) * at_once < asked.rows <= columns.blocks_y * at_once, asked
+
+
+def test_columns_of_few_rows_take_a_row_a_thread_and_many_take_short_blocks(geometry: Geometry) -> None:
+    few, many = (columns for _, columns in geometry([Asked(128, 3072, 8), Asked(10_922, 3072, 8)]))
+    assert few == Columns(threads_x=192, threads_y=1, rows_each=1, blocks_x=2, blocks_y=128)
+    assert many == Columns(threads_x=192, threads_y=1, rows_each=2, blocks_x=2, blocks_y=5461)
 
 
 def test_few_rows_take_many_threads_and_many_rows_take_warps(geometry: Geometry) -> None:

@@ -25,7 +25,13 @@ from onnxfuse.errors import BadInput
         ("Tesla T4", "t4", 75),
         ("Quadro RTX A6000", "rtx-a6000", 86),
         ("jetson-agx-orin", "orin", 87),
-        ("GB200", "b200", 100),
+        ("GB200", "gb200", 100),
+        ("NVIDIA B200", "b200", 100),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada", 89),
+        ("Quadro RTX 6000", "rtx6000", 75),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000", 120),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper", 89),
+        ("NVIDIA A10G", "a10g", 86),
         ("sm_90", "sm_90", 90),
         ("SM90", "sm_90", 90),
         ("sm_90a", "sm_90", 90),
@@ -91,6 +97,11 @@ def test_table_is_consistent() -> None:
         assert gpu.shared_kib_block < gpu.shared_kib_sm or gpu.sm == 75
         assert gpu.sms
         assert gpu.memory_gbps
+        assert gpu.tensorrt
+        assert gpu.cuda
+    assert {gpu.name for gpu in gpus.GPUS if gpu.host == "aarch64"} == {
+        "gh200", "gb200", "gb300", "dgx-spark", "orin", "orin-nx", "orin-nano", "thor",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

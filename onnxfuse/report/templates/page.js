@@ -1,8 +1,7 @@
 // Filtering sites and near misses: rows that do not hold the words are hidden, groups that hold one are opened.
-"use strict";
-const field = document.getElementById("filter");
+const field = $("filter");
 if (field) {
-  const groups = Array.from(document.querySelectorAll("details.group"));
+  const groups = Array.from(document.querySelectorAll("#plan details.group, #misses details.group"));
   const opened = new Map(groups.map((group) => [group, group.open]));
   field.addEventListener("input", () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -10,9 +9,7 @@ if (field) {
     for (const group of groups) {
       const fusion = group.querySelector(".fusion").textContent;
       let here = 0;
-      const rows = group.querySelectorAll("tr[data-row]");
-      if (!rows.length) continue; // the tables of outputs
-      for (const row of rows) {
+      for (const row of group.querySelectorAll("tr[data-row]")) {
         const text = (fusion + " " + row.textContent).toLowerCase();
         row.hidden = !words.every((word) => text.includes(word));
         here += row.hidden ? 0 : 1;
@@ -21,8 +18,12 @@ if (field) {
       group.open = words.length ? here > 0 : opened.get(group);
       found += here;
     }
-    document.getElementById("found").textContent = words.length ? found + (found === 1 ? " place" : " places") : "";
+    $("found").textContent = words.length ? found + (found === 1 ? " place" : " places") : "";
   });
 }
-// On paper everything is open.
-addEventListener("beforeprint", () => document.querySelectorAll("details.group").forEach((group) => { group.open = true; }));
+// On paper every chart is drawn; tables that repeat a chart stay closed, all others are open.
+addEventListener("beforeprint", () => {
+  for (const holder of drawn) holder.begin();
+  for (const group of document.querySelectorAll("details.group:not(.table, #node-list)")) group.open = true;
+});
+document.documentElement.dataset.ready = "";

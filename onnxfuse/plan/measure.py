@@ -1,0 +1,370 @@
+"""The search of policy measure: which groups of sites are faster than TensorRT alone, together and when built again.
+
+Sites are grouped by fusion and shape class. Each group alone is built and timed against the automatic engine; those that win are
+combined, as gains do not add up; and the best plan is timed once more from a rebuild of both engines. What is no win is left to TensorRT.
+
+The search knows neither TensorRT nor files: it is given the unit of work, `run`, and orders candidates one after the other. For n
+groups it orders at most 1 + n + MOST_COMBINATIONS + MOST_FINALS of them, each of which builds one engine; the automatic engine is built
+twice, once for the search and once for the final.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from onnxfuse.bench.stats import BUILD_DIFFERENCE
+from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.plan.sites import Site
+from onnxfuse.plan.verdicts import shape_class
+
+if TYPE_CHECKING:
+    from onnxfuse.bench.candidate import Candidate
+
+MOST_COMBINATIONS = 6
+MOST_FINALS = 3
+
+Key = tuple[str, str]
+Result = Mapping[str, Any]
+Run = Callable[["Candidate"], Result]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site that was found. needs: sites of other fusions without which this one is not there."""
+
+    site: Site
+    needs: frozenset[Key] = frozenset()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites that are decided on together: of one fusion, shape class and element type."""
+
+    fusion: str
+    rows: int
+    width: int
+    dtype: str
+    places: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        size = "" if not self.width else f" {self.rows or '?'}x{self.width}"
+        return f"{self.fusion}{size}"
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """Its sites, and those that they need."""
+        return frozenset(place.site.key for place in self.places).union(*(place.needs for place in self.places))
+
+    @property
+    def variant(self) -> str | None:
+        """The variant of all of them; None where they differ or have none."""
+        variants = {place.site.variant for place in self.places}
+        return variants.pop() if len(variants) == 1 else None
+
+
+def grouped(places: Iterable[Place]) -> tuple[Group, ...]:
+    """Groups in the order in which their first sites come."""
+    found: dict[tuple[str, int, int, str], list[Place]] = {}
+    for place in places:
+        found.setdefault((place.site.fusion, *shape_class(place.site.shape), place.site.dtype), []).append(place)
+    return tuple(Group(*key, tuple(members)) for key, members in found.items())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was measured. stage: automatic, alone, combination or final. margin: by what its interval must lie above 1."""
+
+    stage: str
+    groups: tuple[Group, ...]
+    keys: frozenset[Key]
+    result: Result
+    margin: float
+
+    @property
+    def names(self) -> str:
+        return " + ".join(group.name for group in self.groups) or "TensorRT alone"
+
+    @property
+    def ratio(self) -> float:
+        """Median of automatic over fused; 0 where it was not measured."""
+        return 0.0 if "failed" in self.result else float(self.result["ratio"]["median"])
+
+    @property
+    def outcome(self) -> str:
+        """won, lost or draw; or what keeps it from being one of them: failed, same, disagrees, marked."""
+        if "failed" in self.result:
+            return "failed"
+        if self.result.get("same_engine"):
+            return "same"
+        if not self.result["agrees"]:
+            return "disagrees"
+        if self.result["marks"]:
+            return "marked"
+        ratio = self.result["ratio"]
+        if ratio["low"] > 1 + self.margin:
+            return "won"
+        return "lost" if ratio["high"] < 1 - self.margin else "draw"
+
+    @property
+    def won(self) -> bool:
+        return self.outcome == "won"
+
+    @property
+    def figures(self) -> str:
+        """The ratio with its interval and both latencies."""
+        of = self.result["ratio"]
+        ratio = f"{of['median']:.3f} times as fast [{of['low']:.3f}, {of['high']:.3f}]"
+        return f"{ratio}, {self.result['fused_ms']['median']:.4f} ms against {self.result['automatic_ms']['median']:.4f} ms"
+
+    @property
+    def said(self) -> str:
+        """The outcome in words."""
+        outcome = self.outcome
+        if outcome == "failed":
+            return f"could not be measured: {self.result['failed']}"
+        if outcome == "same":
+            return "makes the same model as without it"
+        if outcome == "disagrees":
+            return "; ".join(self.result["marks"])
+        if outcome == "marked":
+            return f"not to be trusted, {self.figures}: {'; '.join(self.result['marks'])}"
+        if outcome == "draw" and not self.result["ratio"]["low"] <= 1 <= self.result["ratio"]["high"]:
+            return f"draw, {self.figures}: within the {self.margin:.1%} that two builds of one model may differ by"
+        return f"{outcome}, {self.figures}"
+
+    @property
+    def explained(self) -> str:
+        """The outcome in words, and what the layers say of one that lost."""
+        return self.said + self.because
+
+    @property
+    def because(self) -> str:
+        """Why it lost, from the layers of both engines; else empty."""
+        summary = ((self.result.get("layers") or {}).get("diff") or {}).get("summary")
+        return f": {summary}" if summary and self.outcome == "lost" else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "groups": [group.name for group in self.groups],
+            "site_count": len(self.keys),
+            "outcome": self.outcome,
+            "reason": self.explained,
+            **self.result,
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found. decisions: for every site of every group whether it is fused, and why. automatic: the automatic engine
+    timed against itself. final: the plan from a rebuild; `automatic` where nothing is fused.
+    """
+
+    groups: tuple[Group, ...]
+    decisions: dict[Key, tuple[bool, str]]
+    automatic: Trial
+    final: Trial
+    trials: tuple[Trial, ...]
+
+
+@dataclass
+class Budget:
+    """Minutes after which no further candidate is started; `spent` says how many have gone."""
+
+    minutes: float
+    spent: Callable[[], float]
+
+    @property
+    def is_spent(self) -> bool:
+        return self.spent() >= self.minutes
+
+    def __str__(self) -> str:
+        return f"the budget of {self.minutes:g} minute{'' if self.minutes == 1 else 's'} was spent"
+
+
+def search(
+    groups: Sequence[Group],
+    first: Candidate,
+    again: Candidate,
+    run: Run,
+    budget: Budget,
+    promise: Callable[[Group], float] = lambda group: 1.0,
+    say: Say = lambda words: None,
+) -> Found:
+    """Measures groups and combinations of them, and says for every site whether it is fused and why.
+
+    first, again: the candidates of the search and of the final rebuild, with the sites left to be filled in; they differ in where engines
+    are kept. promise: the ratio that is expected of a group, which says what is measured first. The budget ends with the start of a
+    candidate; what has won until then is still built again. Raises BadInput or MissingHere where not even the automatic engine can be
+    measured. What `run` raises goes through.
+    """
+    return _Search(groups, first, again, run, budget, say).go(promise)
+
+
+@dataclass
+class _Search:
+    groups: Sequence[Group]
+    first: Candidate
+    again: Candidate
+    run: Run
+    budget: Budget
+    say: Say
+    margin: float = BUILD_DIFFERENCE
+    trials: list[Trial] = field(default_factory=list)
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+    def go(self, promise: Callable[[Group], float]) -> Found:
+        automatic = self._automatic()
+        alone = self._alone(sorted(self.groups, key=lambda group: (-promise(group), -len(group.places))))
+        known = self._combined({name: trial for name, trial in alone.items() if trial.won})
+        final = self._final(known) or automatic
+        decisions = {
+            place.site.key: self._decision(group, place, alone.get(_id(group)), known, final)
+            for group in self.groups
+            for place in group.places
+        }
+        return Found(tuple(self.groups), decisions, automatic, final, tuple(self.trials))
+
+    # The steps ------------------------------------------------------------------------------------------------------
+
+    def _automatic(self) -> Trial:
+        """The automatic engine against itself: what it takes, and how far apart two timings of one engine are here."""
+        self.say("TensorRT alone")
+        result = self.run(replace(self.first, fused=self.first.automatic, fused_engine=None))
+        if "failed" in result:
+            fault = MissingHere if result.get("status") == MissingHere.exit_status else BadInput
+            raise fault(f"TensorRT's own engine of this model cannot be measured: {result['failed']}")
+        ratio = result["ratio"]
+        self.margin = max(BUILD_DIFFERENCE, ratio["high"] - 1, 1 - ratio["low"])
+        trial = Trial("automatic", (), frozenset(), {**result, "same_engine": False}, self.margin)
+        self.trials.append(trial)
+        return trial
+
+    def _alone(self, groups: Sequence[Group]) -> dict[str, Trial]:
+        """Every group alone, those of most promise first, until the budget is spent."""
+        done: dict[str, Trial] = {}
+        for number, group in enumerate(groups, start=1):
+            if self.budget.is_spent:
+                self.not_measured[_id(group)] = f"not measured: {self.budget}"
+                continue
+            self.say(f"{number} of {len(groups)}, {group.name} ({_many(group)}) alone")
+            done[_id(group)] = self._measure("alone", (group,), group.keys)
+        return done
+
+    def _combined(self, winners: Mapping[str, Trial]) -> list[Trial]:
+        """All plans that won, the one to take first. A plan takes the place of a smaller one only if it is faster by the margin."""
+        known = sorted(winners.values(), key=lambda trial: -trial.ratio)
+        best = next((trial for trial in known if all(self._earns(trial, less) for less in known if less.keys < trial.keys)), None)
+        if best is None:
+            return []
+        waiting = list(self._arrangements(known))
+        for _ in range(MOST_COMBINATIONS):
+            measured = {trial.keys for trial in self.trials}
+            waiting = [union for union in waiting if union.expected > best.ratio and union.keys not in measured]
+            if not waiting or self.budget.is_spent:
+                break
+            union = max(waiting, key=lambda union: union.expected)
+            self.say(f"{' + '.join(group.name for group in union.groups)} together")
+            trial = self._measure("combination", union.groups, union.keys)
+            if trial.won:
+                known.append(trial)
+            if trial.won and self._earns(trial, best):
+                best = trial
+            weaker = [known for known in winners.values() if known.groups[0] in union.groups]
+            waiting.append(self._union(sorted(weaker, key=lambda trial: -trial.ratio)[:-1]))
+        if waiting and self.budget.is_spent:
+            self.not_measured["combination"] = f"not all combinations were measured: {self.budget}"
+        return [best, *(trial for trial in sorted(known, key=lambda trial: -trial.ratio) if trial is not best)]
+
+    def _final(self, known: Sequence[Trial]) -> Trial | None:
+        """The first of these plans that wins again, with both engines built again; None where none does."""
+        for trial in known[:MOST_FINALS]:
+            self.say(f"{trial.names}, built again")
+            final = self._measure("final", trial.groups, trial.keys)
+            if final.won:
+                return final
+        return None
+
+    def _measure(self, stage: str, groups: tuple[Group, ...], keys: frozenset[Key]) -> Trial:
+        template = self.again if stage == "final" else self.first
+        chosen = tuple((fusion, output, True) for fusion, output in sorted(keys))
+        candidate = replace(template, fused=replace(template.fused, sites=(*template.fused.sites, *chosen)))
+        trial = Trial(stage, groups, keys, self.run(candidate), self.margin)
+        self.trials.append(trial)
+        return trial
+
+    # Combinations ---------------------------------------------------------------------------------------------------
+
+    def _earns(self, trial: Trial, smaller: Trial) -> bool:
+        return trial.ratio > smaller.ratio * (1 + BUILD_DIFFERENCE)
+
+    def _arrangements(self, winners: Sequence[Trial]) -> Iterator[_Union]:
+        """All winners together. Where they claim the same nodes, each of them once with the right of way over the others."""
+        for leader in winners:
+            yield self._union([leader, *(trial for trial in winners if trial is not leader)])
+
+    def _union(self, winners: Sequence[Trial]) -> _Union:
+        """Groups that won, together; sites whose nodes an earlier one of them claims are left out."""
+        places = {place.site.key: place for group in self.groups for place in group.places}
+        keys: set[Key] = set()
+        claimed: set[str] = set()
+        groups: list[Group] = []
+        expected = 1.0
+        for trial in winners:
+            new = []
+            for key in sorted(trial.keys - keys, key=lambda key: len(places[key].needs)):  # what is needed before what needs it
+                if claimed.isdisjoint(places[key].site.nodes) and places[key].needs <= keys:
+                    keys.add(key)
+                    new.append(key)
+            if new:
+                claimed.update(node for key in new for node in places[key].site.nodes)
+                groups.append(trial.groups[0])
+                expected *= math.pow(trial.ratio, len(new) / len(trial.keys))
+        return _Union(tuple(groups), frozenset(keys), expected)
+
+    # Reasons --------------------------------------------------------------------------------------------------------
+
+    def _decision(self, group: Group, place: Place, alone: Trial | None, known: Sequence[Trial], final: Trial) -> tuple[bool, str]:
+        if place.site.key in final.keys:
+            before = f"{alone.said} alone; " if alone is not None else ""
+            return True, f"{before}{final.said} in the plan of {final.names}, built again"
+        if alone is None:
+            return False, self.not_measured.get(_id(group), "not measured")
+        if not alone.won:
+            return False, f"{alone.said}; left to TensorRT{alone.because}" if alone.outcome in ("draw", "lost") else alone.said
+        reason = f"{alone.said} alone, but "
+        nodes = set(place.site.nodes)
+        for other in self.groups:
+            for taken in other.places:
+                if other is not group and taken.site.key in final.keys and nodes & set(taken.site.nodes):
+                    return False, f"{reason}its nodes are part of {other.name} at '{taken.site.output}', which gains more"
+        tried = [trial for trial in self.trials if place.site.key in trial.keys and trial.stage == "final"]
+        if tried:
+            return False, f"{reason}{tried[-1].said} in the plan of {tried[-1].names}, built again"
+        together = [trial for trial in self.trials if place.site.key in trial.keys and trial.stage == "combination"]
+        if together:
+            best = max(together, key=lambda trial: trial.ratio)
+            return False, f"{reason}no gain beside the others: {best.said} in {best.names}, {known[0].said} in {known[0].names}"
+        return False, reason + self.not_measured.get("combination", f"less than {known[0].names}: {known[0].said}")
+
+
+@dataclass(frozen=True)
+class _Union:
+    """Groups together. expected: their gains multiplied, which is more than they bring."""
+
+    groups: tuple[Group, ...]
+    keys: frozenset[Key]
+    expected: float
+
+
+def _id(group: Group) -> str:
+    return f"{group.name} {group.dtype}"
+
+
+def _many(group: Group) -> str:
+    return f"{len(group.places)} site{'' if len(group.places) == 1 else 's'}"
