@@ -44,7 +44,7 @@ public:
 
 private:
     static constexpr uint64_t kLimit = 10'000'000'000;
-    __device__ __noinline__ void give_up(int site)
+    __device__ __forceinline__ void give_up(int site)
     {
         if (fault_)
         {

@@ -15,7 +15,6 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __noinline__
 #define ONNXFUSE_EMULATED
 
 #include <cuda_runtime_api.h>
