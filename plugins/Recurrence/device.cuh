@@ -196,7 +196,7 @@ __device__ __forceinline__ void before_copies_read()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Copies a multiple of 16 bytes there in the background and counts them at that block's barrier.
+// Copies a multiple of 16 bytes there, to another block, in the background and counts them at that block's barrier.
 __device__ __forceinline__ void copy_to_block(Remote to, void const* from, int bytes, Remote barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to.address),

@@ -202,6 +202,9 @@ cudaError_t choose(Problem const& p, Choice& choice)
     if constexpr (sizeof(T) == 2)
     {
         choice.shape = shape_for(p, choice.variant, device);
+        // Blocks of a cluster wait for what the others copy to them: there must be others.
+        if (choice.shape.cluster > 1 && choice.shape.rows > 1 && p.hidden <= 8)
+            return cudaErrorNotSupported;
         PersistentKernel<T> found;
         if (cudaError_t const status = find<T>(p, choice.shape, found); status != cudaSuccess)
             return status;

@@ -62,12 +62,12 @@ class Persistent
     static constexpr bool kGathers = kCluster > 1 && kRows == 8;
     static_assert(!kGathers || kSlices == kCluster, "a slice of k is what one block sends");
 
-    // h in shared memory, twice: a row for each batch row, or [block][row][32 units], as the blocks send it.
+    // h in shared memory, twice: a row for each batch row, or [block][row][32 units], as the blocks send it: a block writes its own part
+    // in place and copies it from there to the others. (A bulk copy from a block to itself is none that compute-sanitizer lets pass.)
     static constexpr int kStride = kGathers ? 64 : column_stride(kSlices);
     static constexpr int kSliceBytes = kGathers ? 64 * kRows : 64;
     static constexpr int kBuffer = kGathers ? kSlices * kSliceBytes : kRows * kStride;
-    static constexpr int kStage = kGathers ? kSliceBytes : 0; // what this block sends, twice
-    static constexpr int kBarriers = 2 * kBuffer + 2 * kStage;
+    static constexpr int kBarriers = 2 * kBuffer;
     static constexpr int kLengths = kBarriers + 16;
 
     static constexpr bool kSplit = kRows <= 2; // a lane has two gates of a cell, else all
@@ -151,9 +151,10 @@ private:
     {
         return shared_ + half * kBuffer;
     }
-    __device__ __forceinline__ unsigned char* stage(int half) const
+    // The part of a buffer that this block computes.
+    __device__ __forceinline__ unsigned char* own_part(int half) const
     {
-        return shared_ + 2 * kBuffer + half * kStage;
+        return buffer(half) + rank_ * kSliceBytes;
     }
     __device__ __forceinline__ uint64_t* barrier(int half) const
     {
@@ -185,9 +186,10 @@ private:
         int const units = static_cast<int>(blockDim.x) / 32 * 4 * kTiles;
         return (args_.hidden + units - 1) / units;
     }
+    // What comes to this block in a step.
     __device__ __forceinline__ int message_bytes() const
     {
-        return kGathers ? live_blocks() * rows_ * 64 : rows_ * args_.hidden * static_cast<int>(sizeof(T));
+        return kGathers ? (live_blocks() - 1) * rows_ * 64 : rows_ * args_.hidden * static_cast<int>(sizeof(T));
     }
 
     __device__ __forceinline__ void prepare(bool product)
@@ -704,7 +706,9 @@ private:
         }
     };
 
-    // Eight batch rows: the block gathers its units, then one thread copies them to each block; others take them to y or the next layer.
+    // Eight batch rows: the block gathers its units in its own buffer, then a thread for each other block copies them there; others take
+    // them to y or the next layer. A part is written again two steps later: by then its copies have been read, as what they brought
+    // the other blocks went into what those have sent since.
     struct ByBlock
     {
         bool keeps;   // this lane's cell exists
@@ -721,7 +725,7 @@ private:
         {
             keeps = p.exists(0);
             cell_at = p.row_of_cell() * kStride + (p.unit_of(0) - p.block_unit0_) * static_cast<int>(sizeof(T));
-            sends = p.block_units_ > 0 && p.thread_ < p.live_blocks();
+            sends = p.block_units_ > 0 && p.thread_ < p.live_blocks() && p.thread_ != p.rank_;
             Remote const there = remote(p.shared_, sends ? p.thread_ : 0);
             to = there + p.rank_ * kSliceBytes;
             at = there + kBarriers;
@@ -739,7 +743,7 @@ private:
         __device__ __forceinline__ void give(
             Persistent& p, int s, int half, bool more, State const (&state)[kCount], bool, int) const
         {
-            unsigned char* const gathered = p.stage(half);
+            unsigned char* const gathered = p.own_part(half);
             if (keeps)
                 narrow(state[0].h, *reinterpret_cast<T*>(gathered + cell_at));
             before_copies_read();
