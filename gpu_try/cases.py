@@ -107,3 +107,24 @@ def GPU_CASES(case):
         a(f"cell{cell} 1000 steps h256 weights x3, grid (h float32)", cell=cell, T=1000, B=1, H=256, trained=3.0, variant=GRID, time=False)
         a(f"cell{cell} 1000 steps h128 weights x3 b4", cell=cell, T=1000, B=4, H=128, trained=3.0)
     return out
+
+def SANITIZER_CASES(case):
+    """One small case for each way in which blocks, warps and launches share memory; both cells in turn, few steps."""
+    out = []
+    def a(name, **k): out.append(case(name, **{**dict(T=4, I=24, time=False, init=True, lens=True, batch_first=True), **k}))
+    a("cluster 8, 8 rows (bulk copies)", cell=1, dtype="bfloat16", B=10, H=72, D=2, layers=2, variant=CLUSTER, rows=8, cluster=8)
+    a("cluster 16, 8 rows (bulk copies)", B=9, H=400, variant=CLUSTER, rows=8, cluster=16)
+    a("wavefront, 8 rows", B=11, H=136, layers=3, mask=1, variant=CLUSTER, rows=8, cluster=8)
+    a("cluster 8, 1 row (st.async)", cell=1, B=2, H=72, D=2, layers=2, variant=CLUSTER, rows=1, cluster=8)
+    a("cluster 16, 1 row (st.async)", B=1, H=512, variant=CLUSTER, rows=1, cluster=16)
+    a("wavefront, 1 row", B=2, H=72, layers=2, mask=1, variant=CLUSTER, rows=1, cluster=8)
+    a("independent, 1 row", cell=1, B=3, H=128, D=2, layers=2, variant=INDEPENDENT, rows=1)
+    a("independent, 2 rows", B=5, H=104, D=2, layers=2, variant=INDEPENDENT, rows=2)
+    a("independent, 4 rows", cell=1, B=5, H=128, variant=INDEPENDENT, rows=4)
+    a("independent, 8 rows, H 48", B=9, H=48, D=2, variant=INDEPENDENT, rows=8)
+    a("resident", B=9, H=136, D=2, layers=2, variant=RESIDENT)
+    a("grid, GRU without linear_before_reset", cell=2, dtype="float32", B=9, H=40, D=2, layers=2, variant=GRID)
+    a("steps, GRU without linear_before_reset", cell=2, dtype="float16", B=9, H=40, D=2, layers=2, variant=STEPS)
+    a("grid, LSTM float32", dtype="float32", B=1, H=64, I=37, variant=GRID)
+    a("clip, odd width", cell=1, B=2, H=64, I=37, clip=0.4, T=3)
+    return out

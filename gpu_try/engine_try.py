@@ -1,13 +1,24 @@
-"""Builds the automatic and the fused engine of every model in engine/, compares both with onnxruntime's float32 results, times both as CUDA graphs
-in turn. Needs tensorrt, numpy and recurrence.bin. engine_try.py [NAME...]; JSON to $OUT/engines.json. A child process a model."""
-import ctypes, json, os, subprocess, sys, time
+"""Builds the fused engine of every model in engine/, compares it with onnxruntime's float32 results, times it as a CUDA graph and prints; then the
+automatic one, which may take minutes for loops that TensorRT unrolls, and both in turn. Needs tensorrt, numpy and recurrence.bin.
+engine_try.py [NAME...]; JSON to $OUT/engines.json. AUTO=0: no automatic engines. BUDGET: seconds for all. LIMIT, AUTO_LIMIT: seconds for one
+fused or automatic engine (40, 40). ENGINES: folders with models, joined by ':' (engine/). One child process, another behind one that ended."""
+import ctypes, json, os, subprocess, sys, threading, time
 from pathlib import Path
 import numpy as np
-HERE = Path(__file__).resolve().parent; DIR = HERE / "engine"
+HERE = Path(__file__).resolve().parent; DIRS = [Path(p) for p in os.environ.get("ENGINES", str(HERE / "engine")).split(":")]; AUTO = os.environ.get("AUTO", "1") != "0"
+def where(file): return next(d / file for d in DIRS if (d / file).exists())
 PROFILES = {"lstm_2x512_dynamic": [(50, 1), (50, 8), (50, 64)], "lstm_1x1024_dynamic": [(50, 1), (50, 8), (50, 64)], "gru_1x256_dynamic": [(50, 8), (50, 64)]}
 
-def one(name, precision):
+def many(models):
     import tensorrt as trt
+    print("STAGE tensorrt is there", flush=True)
+    for model in models:
+        name, precision = model.split(":"); print("AT", name, precision, flush=True)
+        try: one(trt, name, precision)
+        except Exception as e: print(f"FAILED {name} {precision}: {type(e).__name__}: {e}", flush=True)
+
+LOADED = []
+def one(trt, name, precision):
     lib = ctypes.CDLL(str(HERE / "recurrence.bin")); lib.gt_error.restype = ctypes.c_char_p; P = ctypes.c_void_p
     def ok(e, what):
         if e: raise RuntimeError(f"{what}: {lib.gt_error(e).decode()}")
@@ -17,19 +28,23 @@ def one(name, precision):
             if severity <= trt.ILogger.ERROR: print("TRT:", msg[:400], flush=True)
     log = Log(); keep = []; begun = time.time()
     def stage(*words): print("STAGE", *words, f"{time.time() - begun:.1f} s", flush=True)
-    data = np.load(DIR / f"{name}.npz"); feeds = {k[3:]: data[k] for k in data if k.startswith("in_")}; want = {k[4:]: data[k] for k in data if k.startswith("out_")}
-    reg = trt.get_plugin_registry(); handle = reg.load_library(str(DIR / "plugins.bin"))
-    if handle is None: raise RuntimeError("the plugin library does not load")
+    data = np.load(where(f"{name}.npz")); feeds = {k[3:]: data[k] for k in data if k.startswith("in_")}; want = {k[4:]: data[k] for k in data if k.startswith("out_")}
+    plugins = str(where("plugins.bin"))
+    if not LOADED:
+        LOADED.append(trt.get_plugin_registry().load_library(plugins)); stage("plugins loaded")
+        if LOADED[0] is None: raise RuntimeError("the plugin library does not load")
     shapes = PROFILES.get(name, [None]); results = []
     for shape in shapes:
         res = dict(name=name, precision=precision, shape=shape); execs = {}; s = P(); ok(lib.gt_stream(ctypes.byref(s)), "stream")
-        for kind in ("auto", "fused"):
+        def tell(): print("RESULT " + json.dumps({**res, **{k: {n: v for n, v in res[k].items() if n != "outputs"} for k in ("auto", "fused") if k in res}}), flush=True)
+        for kind in ("fused", "auto") if AUTO else ("fused",):
+            if kind == "auto": tell()
             b = trt.Builder(log); flag = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED); net = b.create_network(flag); parser = trt.OnnxParser(net, log)
             t0 = time.time(); stage(kind, "parse")
-            if not parser.parse((DIR / f"{name}.{precision}.{kind}.onnx").read_bytes()):
+            if not parser.parse(where(f"{name}.{precision}.{kind}.onnx").read_bytes()):
                 res[kind] = {"error": "; ".join(str(parser.get_error(i)) for i in range(min(3, parser.num_errors)))}; continue
             cfg = b.create_builder_config()
-            if kind == "fused": cfg.plugins_to_serialize = [str(DIR / "plugins.bin")]
+            if kind == "fused": cfg.plugins_to_serialize = [plugins]
             if shape:
                 prof = b.create_optimization_profile(); T, B = shape; I = net.get_input(0).shape[2]; prof.set_shape("x", (1, 1, I), (B, T, I), (max(B, 64), 2 * T, I))
                 for i in range(1, net.num_inputs):
@@ -73,28 +88,42 @@ def one(name, precision):
                 ok(lib.gt_begin(s), "capture"); good = ctx.execute_async_v3(s.value); e = P(); ok(lib.gt_end(s, ctypes.byref(e)), "end of capture")
                 if not good: raise RuntimeError("execute in capture failed")
                 ok(lib.gt_launch(e, s), "graph"); ok(lib.gt_stream_sync(s), "graph"); again = read(); r["graph_same"] = all(np.array_equal(got[n], again[n]) for n in got); execs[kind] = e
+                if kind == "fused":
+                    a, b_ = (ctypes.c_float * 50)(), (ctypes.c_float * 50)(); ok(lib.gt_pair(e, e, s, 50, a, b_), "timing"); r["us"] = round(float(np.median(a)), 1)
             except RuntimeError as f: r["graph"] = str(f)
             res[kind] = r
         if len(execs) == 2:
             a, b_ = (ctypes.c_float * 100)(), (ctypes.c_float * 100)(); ok(lib.gt_pair(execs["auto"], execs["fused"], s, 100, a, b_), "timing"); res["auto"]["us"], res["fused"]["us"] = round(float(np.median(a)), 1), round(float(np.median(b_)), 1)
-        elif "fused" in execs:
-            a, b_ = (ctypes.c_float * 50)(), (ctypes.c_float * 50)(); ok(lib.gt_pair(execs["fused"], execs["fused"], s, 50, a, b_), "timing"); res["fused"]["us"] = round(float(np.median(a)), 1)
         outs = [res[k].pop("outputs") for k in ("auto", "fused") if "outputs" in res.get(k, {})]
         if len(outs) == 2: res["differ"] = {n: float(np.sqrt(((outs[0][n] - outs[1][n]) ** 2).mean()) / (np.sqrt((outs[0][n] ** 2).mean()) + 1e-12)) for n in outs[0]}
-        print("RESULT " + json.dumps(res), flush=True)
+        tell()
+
+def show(r):
+    print(r["name"], r["precision"], r["shape"] or "", *(f"{k}: {r[k].get('us')} us, {r[k].get('layers')} layers, err {({n: round(e, 6) for n, e in r[k].get('err', {}).items()})} {r[k].get('error', '')}{r[k].get('graph', '')}{'' if r[k].get('graph_same', True) else ' GRAPH DIFFERS'} ws {r[k].get('workspace_mb')} MB built {r[k].get('build_s')} s;" for k in ("fused", "auto") if k in r), *(("differ", {n: round(e, 6) for n, e in r["differ"].items()}) if "differ" in r else ()), flush=True)
 
 def main():
-    if sys.argv[1:2] == ["--one"]: return one(sys.argv[2], sys.argv[3])
-    names = sorted({(f.name.split(".")[0], f.name.split(".")[1]) for f in DIR.glob("*.fused.onnx")}, key=lambda n: (n[0] not in ("lstm_2x512_t100_b1", "bilstm_2x128_t60_b32", "gru_1x256_t200_b1") or n[1] != "fp16", n))
-    names = [n for n in names if not sys.argv[1:] or any(a in n[0] for a in sys.argv[1:])]; out = []; start = time.time(); budget = float(os.environ.get("BUDGET", "150"))
-    for name, precision in names:
-        left = budget - (time.time() - start)
-        if left < 5: print("no time left for", name, precision); continue
-        try: done = subprocess.run([sys.executable, __file__, "--one", name, precision], capture_output=True, text=True, timeout=min(left, 40)); text = done.stdout + done.stderr; rc = done.returncode
-        except subprocess.TimeoutExpired as e: text, rc = "".join(t.decode() if isinstance(t, bytes) else t or "" for t in (e.stdout, e.stderr)), "timeout"
-        found = [json.loads(l[7:]) for l in text.splitlines() if l.startswith("RESULT ")]; out += found
-        for r in found: print(r["name"], r["precision"], r["shape"] or "", *(f"{k}: {r[k].get('us')} us, {r[k].get('layers')} layers, err {({n: round(e, 6) for n, e in r[k].get('err', {}).items()})} {r[k].get('error', '')}{r[k].get('graph', '')}{'' if r[k].get('graph_same', True) else ' GRAPH DIFFERS'} ws {r[k].get('workspace_mb')} MB built {r[k].get('build_s')} s;" for k in ("auto", "fused") if k in r), "differ", {n: round(e, 6) for n, e in r.get("differ", {}).items()}, flush=True)
-        rest = [l for l in text.splitlines() if not l.startswith(("RESULT ", "RETURNING")) and "Deprecat" not in l and "device_memory_size" not in l and (rc or not l.startswith("STAGE"))]
-        if rc or not found or rest: print(f"  [{name} {precision} rc {rc}]", *rest[-8:], sep="\n    ", flush=True)
-        json.dump(out, open(Path(os.environ.get("OUT", ".")) / "engines.json", "w"), indent=1)
+    if sys.argv[1:2] == ["--many"]: return many(sys.argv[2:])
+    files = [f for d in DIRS for f in d.glob("*.fused.onnx")]; asked = sys.argv[1:] or ["t100", "t60", "t200", ""]
+    models = list(dict.fromkeys(":".join(f.name.split(".")[:2]) for a in asked for f in sorted(files) if a in f.name))
+    out = {}; start = time.time(); budget = float(os.environ.get("BUDGET", "150")); limit, auto_limit = (float(os.environ.get(n, "40")) for n in ("LIMIT", "AUTO_LIMIT")); i = 0
+    while i < len(models) and time.time() - start < budget - 5:
+        child = subprocess.Popen([sys.executable, __file__, "--many", *models[i:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True); first = i; state = {"at": i, "since": time.time(), "limit": limit}
+        def pump():
+            at = first - 1
+            for line in child.stdout:
+                line = line.rstrip()
+                if line.startswith("AT "): at += 1; state.update(at=at, since=time.time(), limit=limit); print("--", models[at], f"{time.time() - start:.0f} s", flush=True)
+                elif line.startswith("RESULT "):
+                    r = json.loads(line[7:]); out[r["name"], r["precision"], str(r["shape"])] = r; show(r); json.dump(list(out.values()), open(Path(os.environ.get("OUT", ".")) / "engines.json", "w"), indent=1)
+                elif line.startswith("STAGE"):
+                    print("    ", line, flush=True)
+                    if line.startswith("STAGE auto parse"): state.update(since=time.time(), limit=auto_limit)
+                elif "Deprecat" not in line and "device_memory_size" not in line and line.strip(): print("    ", line[:400], flush=True)
+        th = threading.Thread(target=pump); th.start()
+        while th.is_alive():
+            th.join(0.1)
+            if time.time() - state["since"] > state["limit"] or time.time() - start > budget: print("     time is up for", models[state["at"]], flush=True); child.kill(); th.join()
+        code = child.wait(); i = state["at"] + 1
+        if code: print("     ended with", code, flush=True)
+    if i < len(models): print("no time left for", models[i:])
 if __name__ == "__main__": main()

@@ -149,16 +149,16 @@ def run(k, m):
     res["s"] = [round(t1 - t0, 2), round(t2 - t1, 2), round(time.time() - t2, 2)]
     m.free(); return res
 
-from cases import GPU_CASES, HOST_CASES
+from cases import GPU_CASES, HOST_CASES, SANITIZER_CASES
 def main():
     if sys.argv[1:2] == ["--child"]:
-        m = {}; cases = GPU_CASES(case)
+        m = {}; cases = (SANITIZER_CASES if os.environ.get("SMALL") else GPU_CASES)(case)
         for i in range(int(sys.argv[2]), int(sys.argv[3])):
-            print(json.dumps({"at": i}), flush=True); k = cases[i]; m.setdefault(k["lib"], None); m[k["lib"]] = m[k["lib"]] or Gpu(k["lib"]); print(json.dumps({"case": i, **run(k, m[k["lib"]])}), flush=True)
+            print(json.dumps({"at": i}), flush=True); k = cases[i]; m.setdefault(k["lib"], None); m[k["lib"]] = m[k["lib"]] or (Host() if os.environ.get("FAKE_GPU") else Gpu(k["lib"])); print(json.dumps({"case": i, **run(k, m[k["lib"]])}), flush=True)
         return
     if sys.argv[1:2] == ["--emulated"]:
         m = Host(); bad = 0; only = sys.argv[2:]
-        for k in HOST_CASES(case):
+        for k in (SANITIZER_CASES if os.environ.get("SMALL") else HOST_CASES)(case):
             if only and not any(o in k["name"] for o in only): continue
             t0 = time.time(); r = run(k, m); bad += not r["ok"]; print("ok  " if r["ok"] else "BAD ", k["name"], r.get("variant"), {n: f"{e:.1e}" for n, e in r.get("err", {}).items()}, {n: v for n, v in r.items() if n.startswith("first") or n == "refused"} or "", f"{time.time() - t0:.1f}s", flush=True)
         print("bad:", bad); return

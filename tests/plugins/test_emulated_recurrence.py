@@ -82,6 +82,7 @@ def test_independent_blocks(hidden: int, rows: int, cell: int, launcher: Any) ->
 @pytest.mark.parametrize("rows", [1, 8])
 def test_clusters(rows: int, cell: int, launcher: Any) -> None:
     check(launcher, Case(cell, steps=4, batch=2, hidden=128, rows=rows, cluster=8, variant=recurrences.CLUSTER))
+    check(launcher, Case(cell, steps=4, batch=3, hidden=16, rows=rows, cluster=8, variant=recurrences.CLUSTER))
     check(launcher, Case(cell, steps=3, batch=3, hidden=256, rows=rows, cluster=8, variant=recurrences.CLUSTER))
     check(launcher, Case(cell, "bfloat16", 5, 10 if rows == 8 else 2, hidden=72, rows=rows, cluster=8, variant=recurrences.CLUSTER, **ALL))
 
@@ -121,6 +122,7 @@ def test_what_is_refused(launcher: Any) -> None:
     assert answer(hidden=60) == answer(directions=3) == answer(cell=3) == answer(layers=9) == kernels.INVALID_VALUE
     assert answer(variant=recurrences.INDEPENDENT, hidden=136) == recurrences.NOT_SUPPORTED
     assert answer(variant=recurrences.CLUSTER, hidden=520) == recurrences.NOT_SUPPORTED
+    assert answer(variant=recurrences.CLUSTER, hidden=8, batch=2) == recurrences.NOT_SUPPORTED
     assert answer(variant=recurrences.CLUSTER, dtype=0) == recurrences.NOT_SUPPORTED
     assert answer(variant=recurrences.CLUSTER, cell=RESET_FIRST) == recurrences.NOT_SUPPORTED
     assert answer(variant=recurrences.RESIDENT, hidden=1032) == recurrences.NOT_SUPPORTED
