@@ -35,20 +35,17 @@ def GPU_CASES(case):
     a("lstm 2x512 t100 b1: wavefront, not cooperative, early start", serial=2, **lstm)
     a("lstm 2x512 t100 b1: layer by layer", wavefront=1, **lstm)
     a("lstm 2x512 t100 b1: layer by layer, serial", wavefront=1, serial=1, **lstm)
-    a("lstm 2x512 t100 b1: grid", variant=GRID, **lstm)
     a("lstm 2x512 t100 b1: steps", variant=STEPS, **lstm)
     a("lstm 2x512 t50 b1: auto (slope)", **{**lstm, "T": 50})
     bi = dict(T=60, B=32, H=128, I=128, D=2, layers=2, batch_first=True)
-    for rows in (1, 2, 4):
+    for rows in (2, 4):
         a(f"bilstm 2x128 t60 b32: {rows} rows", rows=rows, **bi)
-    a("bilstm 2x128 t60 b32: 1 row, serial", rows=1, serial=1, **bi)
-    a("bilstm 2x128 t60 b32: grid", variant=GRID, **bi)
+    a("bilstm 2x128 t60 b32: 2 rows, serial", rows=2, serial=1, **bi)
     a("bilstm 2x128 t60 b32: steps", variant=STEPS, **bi)
     gru = dict(cell=1, T=200, B=1, H=256)
     for cl in (8, 16):
         a(f"gru 1x256 t200 b1: cluster of {cl}", cluster=cl, **gru)
     a("gru 1x256 t200 b1: cluster of 16, serial", cluster=16, serial=1, **gru)
-    a("gru 1x256 t200 b1: grid", variant=GRID, **gru)
     a("gru 1x256 t200 b1: steps", variant=STEPS, **gru)
     # --- other sizes -----------------------------------------------------------------------------------------------------
     a("lstm 2x512 t100 b1: resident", variant=RESIDENT, **lstm)
@@ -64,7 +61,6 @@ def GPU_CASES(case):
     for B in (1, 8, 64):
         big = dict(T=20, B=B, H=1024, I=512)
         a(f"lstm 1x1024 t20 b{B}: resident", variant=RESIDENT, **big)
-        if B < 64: a(f"lstm 1x1024 t20 b{B}: grid", variant=GRID, **big)
     a("bilstm 1x1024 t20 b8: resident", T=20, B=8, H=1024, I=64, D=2, variant=RESIDENT)
     a("lstm 1x512 t100 b1: auto", T=100, B=1, H=512)
     a("lstm 1x512 t200 b1: auto", T=200, B=1, H=512)
@@ -104,7 +100,7 @@ def GPU_CASES(case):
     # --- long, with larger weights --------------------------------------------------------------------------------------------
     for cell in (0, 1):
         a(f"cell{cell} 1000 steps h256 weights x3", cell=cell, T=1000, B=1, H=256, trained=3.0)
-        a(f"cell{cell} 1000 steps h256 weights x3, grid (h float32)", cell=cell, T=1000, B=1, H=256, trained=3.0, variant=GRID, time=False)
+        a(f"cell{cell} 1000 steps h256 weights x3, steps (h float32)", cell=cell, T=1000, B=1, H=256, trained=3.0, variant=STEPS, time=False)
         a(f"cell{cell} 1000 steps h128 weights x3 b4", cell=cell, T=1000, B=4, H=128, trained=3.0)
     return out
 
@@ -118,7 +114,7 @@ def SANITIZER_CASES(case):
     a("cluster 8, 1 row (st.async)", cell=1, B=2, H=72, D=2, layers=2, variant=CLUSTER, rows=1, cluster=8)
     a("cluster 16, 1 row (st.async)", B=1, H=512, variant=CLUSTER, rows=1, cluster=16)
     a("wavefront, 1 row", B=2, H=72, layers=2, mask=1, variant=CLUSTER, rows=1, cluster=8)
-    a("independent, 1 row", cell=1, B=3, H=128, D=2, layers=2, variant=INDEPENDENT, rows=1)
+    a("independent, 1 row", cell=1, B=3, H=56, D=2, layers=2, variant=INDEPENDENT, rows=1)
     a("independent, 2 rows", B=5, H=104, D=2, layers=2, variant=INDEPENDENT, rows=2)
     a("independent, 4 rows", cell=1, B=5, H=128, variant=INDEPENDENT, rows=4)
     a("independent, 8 rows, H 48", B=9, H=48, D=2, variant=INDEPENDENT, rows=8)

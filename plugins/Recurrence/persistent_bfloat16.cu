@@ -1,7 +1,6 @@
 #define ONNXFUSE_SHAPES                                                                         \
     ONNXFUSE_SHAPE(2, 1, 1, 1)                                                                  \
     ONNXFUSE_SHAPE(2, 1, 8, 1)                                                                  \
-    ONNXFUSE_SHAPE(4, 2, 1, 1)                                                                  \
     ONNXFUSE_SHAPE(4, 2, 2, 1)                                                                  \
     ONNXFUSE_SHAPE(4, 2, 4, 1)                                                                  \
     ONNXFUSE_SHAPE(4, 1, 1, 8)                                                                  \

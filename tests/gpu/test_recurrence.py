@@ -71,7 +71,7 @@ def test_all_options(dtype: str, cell: int, launcher: Any, memory: Any) -> None:
 @pytest.mark.parametrize("cell", [LSTM, GRU], ids=["lstm", "gru"])
 def test_every_variant(cell: int, dtype: str, launcher: Any, memory: Any) -> None:
     options = {"states": True, "lengths": True, "layers": 2}
-    for variant in (recurrences.STEPS, recurrences.GRID, recurrences.INDEPENDENT, recurrences.CLUSTER, recurrences.RESIDENT):
+    for variant in (recurrences.STEPS, recurrences.INDEPENDENT, recurrences.CLUSTER, recurrences.RESIDENT):
         case = Case(cell, dtype, 40, 10, 64, 128, variant=variant, **options)
         small = {"dtype": 1, "directions": 1, "layers": 2, "steps": 1, "batch": 1, "width": 8, "hidden": 128}
         if launcher.variant(recurrences.Problem(**small, variant=variant)) < 0:
