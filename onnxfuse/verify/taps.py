@@ -275,7 +275,7 @@ class EngineSubject:
             value = tensor.values if isinstance(tensor, gs.Constant) else values.get(name, self._feeds.get(name))
             kind = self._types.get(tensor.name)
             feeds[f"i{place}"] = np.ascontiguousarray(_cast(np.asarray(value), kind))
-        key, model = self.pieces.one(node, feeds)
+        key, model = self.pieces.one(node, feeds, self._types)
         if key not in self._alone:
             path = self._folder / f"alone-{len(self._alone)}.onnx"
             path.write_bytes(model.SerializeToString())

@@ -254,6 +254,8 @@ def test_tensors_between_layers_are_taken_from_a_second_engine(subject: Any, mon
     model = onnx.load(str(alone[0]))
     assert [node.domain for node in model.graph.node] == [DOMAIN]
     assert not model.graph.initializer
+    # TensorRT's parser takes no output without a type.
+    assert all(value.type.tensor_type.elem_type == TensorProto.FLOAT for path in alone for value in onnx.load(str(path)).graph.output)
 
 
 def test_where_tapping_changed_what_is_fused_is_said(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +399,13 @@ class Command:
         patch.setattr(compare, "_latency", lambda *about: None)
         patch.setattr(compare, "_by_layer", lambda *about: {})
         patch.setattr(trt, "free_memory", lambda: 1 << 30)
-        patch.setattr(build, "in_memory", lambda model, *, plugin_ops: Stand(model, (), "BiasGelu" if plugin_ops else ""))
+        self.alone: list[Path] = []
+
+        def in_memory(model: Path, *, plugin_ops: frozenset[str]) -> Stand:
+            self.alone.append(model)
+            return Stand(model, (), "BiasGelu" if plugin_ops else "")
+
+        patch.setattr(build, "in_memory", in_memory)
         self.wanted = compare.Wanted(original, tuple(stands), tmp_path / "data.npz", 0, 1, {}, None, None, 2, layers=True)
 
 
