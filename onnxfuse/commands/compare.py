@@ -324,7 +324,7 @@ def _row(task: _Task, path: Path, check: Check) -> dict[str, Any]:
 
 def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) -> dict[str, Any]:
     """The parts of a report that say what happens inside, for the feed that shows most."""
-    from onnxfuse.verify import budget, check, layers, pieces, reference
+    from onnxfuse.verify import budget, check, layers, pieces, reference, taps
 
     if given.evaluator != reference.ONNXRUNTIME:
         raise MissingHere(f"{task.reference}: --layers needs onnxruntime, which has no kernels for it; leave --layers out")
@@ -336,10 +336,13 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
     with contextlib.ExitStack() as stack:
         subjects = _subjects(task, feed, folder, stack)
+        for subject in subjects:
+            if isinstance(subject, taps.EngineSubject):
+                subject.build_ahead()
         found = layers.look(
             base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
         )
-        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+        notes = [note for subject in subjects if isinstance(subject, taps.EngineSubject) for note in (*subject.notes, *subject.how)]
     more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
@@ -383,7 +386,9 @@ def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Pat
         task.runtime,
         folder,
         build.in_memory,
-        trt.free_memory(),
+        trt.free_memory() // len(task.engines),
+        taps.cache_of(engine.manifest, path),
+        task.progress,
     )
 
 
