@@ -25,7 +25,7 @@ from onnxfuse.engine import run as engine_run
 from onnxfuse.engine.manifest import Layer, model_digest, path_of
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph.model import DOMAIN
-from onnxfuse.report import read
+from onnxfuse.report import html, read
 from onnxfuse.verify import budget, check, engine_process, layers, pieces, reference, taps
 from onnxfuse.verify.reference import Runtime
 from tests.engine.test_manifest import example
@@ -456,6 +456,7 @@ class Command:
             stand.manifest = made_of(fused, each_node_a_layer(fused, ops), ops, "fp16")  # type: ignore[attr-defined]
             stands[tmp_path / name] = stand
             (tmp_path / name).write_bytes(b"")
+            path_of(tmp_path / name).write_text(stand.manifest.to_json())  # type: ignore[attr-defined]
 
         def load(path: Path) -> Any:
             return contextlib.nullcontext(stands[path]) if path in stands else self.process._load(path)
@@ -501,9 +502,31 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
     assert found["wrong"]["tensor"] == "l0_gelu_mul_half_out"
     assert report["error_budget"]["verdicts"]["y"]["kind"] == "wrong"
     assert "times as much as automatic.engine in the same float16" in report["error_budget"]["summary"]
+    # The plain figures, the fusion and what is alone are the fused engine's.
+    gelu = next(row for row in report["tensors"] if row["name"] == "l0_gelu_mul_half_out")
+    assert (gelu["subject"], gelu["fusion"]) == ("fused.engine", "bias_gelu")
+    assert gelu["alone"]["agrees"] is False
+    assert "automatic" in gelu
     row = next(row for row in report["tensors"] if row["name"] == "y")
     assert row["onnxruntime_float32"]["relative_rms"] < row["automatic"]["relative_rms"] < row["fused"]["relative_rms"]
     assert sorted(asked["use_plugins"] for asked in command.process.asked) == [False, True]
+
+
+def test_a_report_of_engines_knows_the_model_that_they_were_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command(tmp_path, monkeypatch)
+    report = compare._complete(compare.run(command.wanted), command.wanted)
+    assert {"before", "after"} <= report["graph"].keys()
+    assert {site["fusion"] for site in report["sites"]} == {"qkv_pack", "skip_layernorm", "bias_gelu"}
+    assert {kernel["op"] for kernel in report["kernels"]} == PLUGINS
+    page = html.page(report)
+    assert "wrong by itself" in page
+    said = {axis["name"]: axis["answer"] for axis in report["axes"]}
+    assert "2 plugins" in said["maintenance"]
+    assert "keep their name" in said["debugging"]
+    assert "as the file says: 4" in said["generality"]
+    # Only what was asked for is looked at when the model is gone.
+    (tmp_path / "model.fused.onnx").unlink()
+    assert compare._rewritten(command.wanted.model, command.wanted.others) == []
 
 
 def test_second_engines_of_all_are_built_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
