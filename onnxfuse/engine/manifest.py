@@ -87,6 +87,8 @@ class Manifest:
     """Where the model was when the engine was built, relative to the engine's folder."""
     compatible: str | None = None
     """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
+    timing_cache: str | None = None
+    """The timing cache that the build wrote, relative to the engine's folder: a build like it is quick, and chooses the same kernels."""
     schema: int = SCHEMA
 
     @property
@@ -296,6 +298,7 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         warnings=tuple(map(str, data.get("warnings", ()))),
         model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
         compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
+        timing_cache=str(data["timing_cache"]) if data.get("timing_cache") is not None else None,
         schema=int(data["schema"]),
     )
 

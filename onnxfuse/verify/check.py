@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -286,14 +285,9 @@ def generated(
     Sizes that are declared free are at times not: some are guessed anew where the model refuses them. Feeds after the first have other
     sizes; those that the model does not take are left out, and a note says so. OnnxfuseError: it takes no guess; the sizes are named.
     """
-    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
-    notes: tuple[str, ...] = ()
-    with contextlib.suppress(OnnxfuseError):
-        for feed in feeds[1:]:
-            outputs += child.run(model, [feed], evaluator=evaluator)
-    if len(outputs) < len(feeds):
-        notes = (LEFT_OUT,)
-    return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
+    stream = streamed_generated(child, model, seed, count, dims, progress)
+    pairs = list(stream)
+    return Reference([feed for feed, _ in pairs], [outputs for _, outputs in pairs], stream.evaluator, stream.notes)
 
 
 def _first_feed(
