@@ -9,8 +9,10 @@ from onnxfuse.fusions import (
     conv_bn,
     gelu,
     groupnorm,
+    gru,
     layernorm,
     linear_bias,
+    lstm,
     qkv_pack,
     rmsnorm,
     silu,
@@ -32,6 +34,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    lstm.FUSION,
+    gru.FUSION,
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
