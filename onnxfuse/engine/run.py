@@ -16,7 +16,7 @@ from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import trt
 from onnxfuse.engine.manifest import Layer, Manifest
 from onnxfuse.engine.trt import EngineFault, TensorSpec
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 
 Array = NDArray[Any]
 # How a 64-bit little-endian shared library begins (System V ABI, "ELF Header"); TensorRT embeds plugin libraries as they are.
@@ -377,7 +377,7 @@ def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
             content = beside.read_bytes()
         except OSError as error:
             raise BadInput(
-                f"{engine}: its plugin library {beside.name} cannot be read: {(error.strerror or str(error)).lower()}; "
+                f"{engine}: its plugin library {beside.name} cannot be read: {refusal(error)}; "
                 "put it beside the engine, or build the engine again"
             ) from None
         if hashlib.sha256(content).hexdigest() != use.sha256:
