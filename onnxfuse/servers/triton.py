@@ -52,7 +52,7 @@ def export(engine: Path, repository: Path, *, name: str | None = None, batching:
     manifest of its own, batching that it cannot do, a name that Triton or a file system would misread, a model of that name.
     """
     data = manifests.content(engine, "name an engine")
-    manifest = vouched(data, engine)
+    manifest = vouched(data, engine, way_out="")
     if manifest is None:
         raise BadInput(f"{engine}: no manifest {manifests.path_of(engine).name} says what its inputs are; put it beside the engine")
     named = engine.stem if name is None else name
