@@ -7,6 +7,7 @@ from onnxfuse.fusions import (
     bias_gelu,
     conv_bias,
     conv_bn,
+    elementwise,
     gelu,
     groupnorm,
     layernorm,
@@ -32,6 +33,7 @@ BUILT_IN: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    elementwise.FUSION,  # over what all others left
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))

@@ -18,6 +18,7 @@ _OWN_ATTRIBUTES = {
     "axis": AttributeProto.INT,
     "dtype": AttributeProto.INT,
     "epsilon": AttributeProto.FLOAT,
+    "expression": AttributeProto.STRING,
     "grouped_shape": AttributeProto.TENSOR,
     "num_groups": AttributeProto.INT,
 }
