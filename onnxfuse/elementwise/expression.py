@@ -40,7 +40,7 @@ VERSION = 1
 MOST_RANK = 8
 MOST_INPUTS = 24
 MOST_OUTPUTS = 8
-MOST_STEPS = 160
+MOST_STEPS = 256
 MOST_TEXT = 1 << 16  # characters
 ABSENT = -1
 NUMPY = {name: np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name) for name in sorted(TYPES)}
@@ -333,7 +333,9 @@ def bytes_each(given: Expression) -> int:
     """Bytes that one element of the full shape moves: full inputs read and outputs written once; broadcast inputs count for nothing."""
     full = frozenset(range(given.rank))
     read = sum(SIZES[one.dtype] for value, one in enumerate(given.inputs) if given.axes_of(value) == full)
-    small = {value for value in given.outputs if value == len(given.types) - 1 and given.reduction and given.reduction.op not in NORMALISING}
+    small = {
+        value for value in given.outputs if value == len(given.types) - 1 and given.reduction and given.reduction.op not in NORMALISING
+    }
     return read + sum(SIZES[given.types[value]] for value in given.outputs if value not in small)
 
 

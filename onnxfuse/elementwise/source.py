@@ -22,13 +22,32 @@ INCLUDE = '#include "Elementwise/kernel.cuh"\n'
 
 
 def vector(given: Expression) -> int:
-    """Elements that a thread takes at once: as many as fill 16 bytes of the largest full tensor, 4 at least."""
+    """Elements that a thread takes at once: as many as fill 16 bytes of the largest full tensor, 4 at least; 4 of a dear expression."""
+    if cost(given) > _DEAR:
+        return 4
     full = frozenset(range(given.rank))
     largest = max(
         [SIZES[one.dtype] for value, one in enumerate(given.inputs) if given.axes_of(value) == full]
         + [SIZES[given.types[value]] for value in given.outputs]
     )
     return max(4, 16 // largest)
+
+
+def cost(given: Expression) -> int:
+    """Of one element, in additions."""
+    return sum(OPERATORS[one.op].cost for one in given.steps if one.op in OPERATORS)
+
+
+_DEAR = 80  # a cost beyond which arithmetic hides the memory's latency, and more vectors a thread only make code
+
+_MANY = 4  # full inputs beyond which one vector of each is enough under way
+
+
+def unroll(given: Expression) -> int:
+    """Vectors of a thread whose loads are under way together."""
+    full = frozenset(range(given.rank))
+    loaded = sum(given.axes_of(value) == full for value in range(len(given.inputs)))
+    return 2 if cost(given) <= _DEAR and loaded <= _MANY else 1
 
 
 def kernel_names(given: Expression) -> tuple[str, ...]:
@@ -49,7 +68,7 @@ def layout(given: Expression) -> str:
     last = len(given.types) - 1
     outputs = [LETTERS[given.types[value]] + ("r" if reduction is not None and value == last else "e") for value in given.outputs]
     return (
-        f"1;name={given.digest};rank={given.rank};vector={vector(given)};end={end};groups={','.join(map(str, groups(given)))};"
+        f"1;name={given.digest};rank={given.rank};vector={vector(given)};each={unroll(given)};end={end};groups={','.join(map(str, groups(given)))};"
         f"in={','.join(LETTERS[one.dtype] + one.axes for one in given.inputs)};out={','.join(outputs)}"
     )
 
@@ -63,6 +82,7 @@ def source(given: Expression, include: str = INCLUDE) -> str:
         include,
         f"struct {name}",
         "{",
+        f"    static constexpr unsigned kUnroll = {unroll(given)};",
         f"    using Args = onnxfuse::ElementwiseArgs<{len(given.inputs)}, {len(given.outputs)}, {max(1, len(groups(given)))}>;",
         *_indented(_structs(given)),
         *_indented(_load(given)),
@@ -212,7 +232,8 @@ def _evaluate(given: Expression) -> Iterator[str]:
         lane = "0" if not present else "lane" if last in present else "kWhole ? 0 : lane"
         if value in used:
             yield f"        {_WIDE[one.dtype]} const v{value} = onnxfuse::wide(in.x{value}.v[{lane}]);"
-    for value, one in enumerate(given.steps, start=len(given.inputs)):
+    for value in order(given):
+        one = given.steps[value - len(given.inputs)]
         if one.op in REDUCTIONS:
             yield f"        row[lane] = v{one.operands[0]};"
         else:
@@ -221,6 +242,61 @@ def _evaluate(given: Expression) -> Iterator[str]:
         yield f"        out.y{place}.v[lane] = onnxfuse::narrow<{_STORED[given.types[value]]}>(v{value});"
     yield "    }"
     yield "}"
+
+
+def order(given: Expression) -> list[int]:
+    """The steps' values in an order that keeps few of them alive: of those that can be computed next, always one that frees most."""
+    readers: dict[int, int] = {}
+    for one in given.steps:
+        for value in set(one.read):
+            readers[value] = readers.get(value, 0) + 1
+    for value in given.outputs:
+        readers[value] = readers.get(value, 0) + 1  # stored at the end
+    first = len(given.inputs)
+    waiting = {at + first: {value for value in one.read if value >= first} for at, one in enumerate(given.steps)}
+    done: list[int] = []
+    while waiting:
+        ready = [value for value, missing in waiting.items() if not missing]
+        value = min(ready, key=lambda value: (_growth(given, value, readers), value))
+        del waiting[value]
+        done.append(value)
+        for read in set(given.steps[value - first].read):
+            readers[read] -= 1
+        for missing in waiting.values():
+            missing.discard(value)
+    return done
+
+
+def _growth(given: Expression, value: int, readers: dict[int, int]) -> int:
+    """By how many the values alive grow when a step is done; a constant's literal takes no register until it is read."""
+    one = given.steps[value - len(given.inputs)]
+    if one.op == "Constant":
+        return -1
+    freed = sum(readers[read] == 1 and not _is_constant(given, read) for read in set(one.read))
+    return 1 - freed
+
+
+def _is_constant(given: Expression, value: int) -> bool:
+    made = given.step(value)
+    return made is not None and made.op == "Constant"
+
+
+def pressure(given: Expression) -> int:
+    """Most numbers of one element that are alive at a time where the steps are done in `order`: what its kernels need registers for."""
+    sequence = order(given)
+    last: dict[int, int] = {}
+    for at, value in enumerate(sequence):
+        for read in given.steps[value - len(given.inputs)].read:
+            last[read] = at
+    last.update(dict.fromkeys(given.outputs, len(sequence)))
+    alive = {value for value in range(len(given.inputs)) if value in last}
+    most = len(alive)
+    for at, value in enumerate(sequence):
+        if value in last and not _is_constant(given, value):
+            alive.add(value)
+        most = max(most, len(alive))
+        alive = {one for one in alive if last[one] > at}
+    return most
 
 
 def _formula(given: Expression, one: Step) -> str:

@@ -84,7 +84,18 @@ class Manifest:
     """Where the model was when the engine was built, relative to the engine's folder."""
     compatible: str | None = None
     """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
+    generated: tuple[Mapping[str, Any], ...] = ()
+    """The generated kernels, expression by expression: form, kernels with their resources, and where one was cut and why."""
     schema: int = SCHEMA
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """One line for each generated kernel that was too big: where it was cut and why, or that no cut would have made it better."""
+        return tuple(
+            f"{entry['form']}: {line}"
+            for entry in self.generated
+            for line in (*entry["cuts"], *(f"{fault}, and no cut makes it better" for fault in entry["faults"]))
+        )
 
     @property
     def precisions(self) -> dict[str, int]:
@@ -282,8 +293,14 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         warnings=tuple(map(str, data.get("warnings", ()))),
         model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
         compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
+        generated=tuple(_generated(entry) for entry in data.get("generated", ())),
         schema=int(data["schema"]),
     )
+
+
+def _generated(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    lists = {name: [str(line) for line in data[name]] for name in ("cuts", "faults")}
+    return {"form": str(data["form"]), "name": str(data["name"]), **lists, "kernels": [dict(kernel) for kernel in data["kernels"]]}
 
 
 def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:

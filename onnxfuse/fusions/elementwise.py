@@ -37,7 +37,7 @@ from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
-MOST_NODES = 64  # of a site; a longer chain is several
+MOST_NODES = 192  # of a site; a longer chain is several
 FEWEST_OPERATORS = 2  # a single one has nothing to save
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization"})
 _MATMULS = frozenset({"MatMul", "Einsum"})
@@ -47,7 +47,9 @@ _ACTIVATIONS = frozenset(
 )
 _AFTER_RESIDUAL = frozenset({"Relu", "Clip", "LeakyRelu"})
 _OWN = frozenset({"Silu", "QuickGelu", "Gelu", "GeluTanh", "LayerNormalization", "RMSNormalization"})
-_IGNORED_ATTRIBUTES = frozenset({"saturate", "approximate", "dtype", "axes", "axis", "noop_with_empty_axes", "stash_type", "consumed_inputs"})
+_IGNORED_ATTRIBUTES = frozenset(
+    {"saturate", "approximate", "dtype", "axes", "axis", "noop_with_empty_axes", "stash_type", "consumed_inputs"}
+)
 _WEIGHTLESS = frozenset({"Cast", "Identity", "Constant"})
 _HOPS = 4  # element-wise nodes between a product and the softmax of an attention
 
@@ -66,6 +68,7 @@ class Chain(Match):
 class Elementwise(Fusion):
     name = "elementwise"
     kind = "fused"
+    needs = ("layernorm", "rmsnorm", "gelu", "groupnorm", "silu")
     patterns = ()
     # What others read of a chain, besides its last output.
     keeps = tuple(f"output{number}" for number in range(1, ex.MOST_OUTPUTS))
@@ -308,7 +311,11 @@ def _refuse_node(node: gs.Node, opset: int) -> str | None:
             return f"'{value.name}' is of unknown shape, or of more axes than the result"
         if any(size not in (1, whole) for size, whole in zip(shape, full[len(full) - len(shape) :], strict=True)):
             return f"'{value.name}' of shape {shape} is not proved to fit the result's {full}"
-    unknown = set(node.attrs) - _IGNORED_ATTRIBUTES - {"to", "min", "max", "alpha", "beta", "gamma", "fmod", *("detect_negative", "detect_positive")}
+    unknown = (
+        set(node.attrs)
+        - _IGNORED_ATTRIBUTES
+        - {"to", "min", "max", "alpha", "beta", "gamma", "fmod", *("detect_negative", "detect_positive")}
+    )
     if unknown:
         return f"has an attribute that is not known ({sorted(unknown)[0]})"
     return _refuse_types(node)
@@ -447,7 +454,9 @@ class _Writer:
             return
         operator = OPERATORS[op]
         base = _type(node.inputs[0])
-        operands = [ex.ABSENT if value.is_empty() else self.value(value, base, op == "Pow" and place) for place, value in enumerate(node.inputs)]
+        operands = [
+            ex.ABSENT if value.is_empty() else self.value(value, base, op == "Pow" and place) for place, value in enumerate(node.inputs)
+        ]
         if op == "Cast":
             step = ex.step("Cast", *operands, to=_cast_to(node) or "")
         elif op == "Clip":
@@ -460,7 +469,10 @@ class _Writer:
     def bounds(self, node: gs.Node, operands: list[int], base: str) -> list[int]:
         """Those of Clip, which were attributes once."""
         if len(operands) == 1:
-            operands = [*operands, *(self.constant(base, float(node.attrs[name])) if name in node.attrs else ex.ABSENT for name in ("min", "max"))]
+            operands = [
+                *operands,
+                *(self.constant(base, float(node.attrs[name])) if name in node.attrs else ex.ABSENT for name in ("min", "max")),
+            ]
         while operands[-1] == ex.ABSENT:
             operands.pop()
         return operands

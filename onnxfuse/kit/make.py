@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from onnxfuse import __version__, plugins
+from onnxfuse.elementwise.compiling import fit_all
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare
 from onnxfuse.engine.shapes import Profile, inputs_of, parse
@@ -83,12 +84,13 @@ def make(
     engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
     with whole_folder(folder) as work:
         progress("preparing the models")
-        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops)) for name, ops in engines.items()}
+        sm = manifests.AMPERE if compatible else gpu.sm
+        plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
+        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans)) for name, ops in engines.items()}
         _write_models(protos, model.parent, work)
         library = None
         if wanted:
             check_processor(gpu)
-            sm = manifests.AMPERE if compatible else gpu.sm
             progress(f"compiling the plugin library for sm_{sm}{' and newer' if compatible else ''}")
             library = plugins.build(sm, and_newer=compatible is not None)
             shutil.copyfile(library.path, work / plugins.LIBRARY)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_COMBINATIONS = 6
 MOST_FINALS = 3
+# Fusions whose variants are different kernels, each with a verdict of its own.
+APART = frozenset({"elementwise"})
 
 Key = tuple[str, str]
 Result = Mapping[str, Any]
@@ -53,7 +55,8 @@ class Group:
     @property
     def name(self) -> str:
         size = "" if not self.width else f" {self.rows or '?'}x{self.width}"
-        return f"{self.fusion}{size}"
+        form = f" {self.variant}" if self.fusion in APART else ""
+        return f"{self.fusion}{form}{size}"
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -69,10 +72,11 @@ class Group:
 
 def grouped(places: Iterable[Place]) -> tuple[Group, ...]:
     """Groups in the order in which their first sites come."""
-    found: dict[tuple[str, int, int, str], list[Place]] = {}
+    found: dict[tuple[str, int, int, str, str | None], list[Place]] = {}
     for place in places:
-        found.setdefault((place.site.fusion, *shape_class(place.site.shape), place.site.dtype), []).append(place)
-    return tuple(Group(*key, tuple(members)) for key, members in found.items())
+        form = place.site.variant if place.site.fusion in APART else None
+        found.setdefault((place.site.fusion, *shape_class(place.site.shape), place.site.dtype, form), []).append(place)
+    return tuple(Group(*key[:4], tuple(members)) for key, members in found.items())
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
     """Plugin -> the fusions whose nodes in the rewritten model it runs. Op types that share a plugin count as that plugin."""
-    from onnxfuse.engine.prepare import CREATORS
+    from onnxfuse.engine.prepare import creator
 
     nodes = ((report.get("graph") or {}).get("after") or {}).get("nodes", ())
     sites = report.get("sites") or ()
@@ -52,7 +52,7 @@ def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
     for node in nodes:
         where, _, name = node["op"].rpartition(".")
         if where == domain:
-            plugin = CREATORS[name][0] if name in CREATORS else name
+            plugin = creator(name)
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
             found.setdefault(plugin, set()).update(fusion)
     return found

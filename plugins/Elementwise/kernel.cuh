@@ -1,11 +1,13 @@
 // The kernels of an element-wise expression. The generated source says the expression E, these say which thread computes what:
 //
-//   E::kInputs, kOutputs, kGroups    groups: neighbouring axes that every input has or lacks together, the last one innermost
+//   E::Args                          the kernel's parameter. Groups are neighbouring axes that every input has or lacks together
+//   E::kUnroll                       vectors of a thread whose loads are under way together
 //   E::In<V, kWhole>, E::Out<V>      what V neighbouring elements read and write
 //   E::load<V, kWhole>(args, element, in)      from the first of V elements on; the inputs broadcast along the last group once if kWhole
 //   E::evaluate<V, kWhole>(in, out)
 //   E::store<V>(args, element, out)
-//   and of an expression that ends in a reduction, E::Reduction and E::row<V, kWhole>, E::finish<V, kWhole>, E::kRowOutput
+//   and of an expression that ends in a reduction, evaluate with the values that are reduced as a third argument, E::result for one number a
+//   row, or E::parameters (scale and bias), E::finish<V> and E::kEpsilon for what has the full shape
 //
 // Three ways to run one: whole (V elements never cross the end of the last group, so that what is broadcast along it is loaded once), ragged
 // (full tensors are loaded V at a time, everything else element by element) and single (V = 1, for pointers that are not at multiples of
@@ -23,8 +25,6 @@
 namespace onnxfuse
 {
 constexpr unsigned kElementwiseThreads = 128;
-// Vectors of a thread whose loads are under way together.
-constexpr unsigned kElementwiseUnroll = 2;
 
 // The length of a group, and what divides by it: q = (high word of n * multiplier + n) >> shift, exact for n below 2^31 (Granlund and
 // Montgomery, "Division by invariant integers using multiplication", PLDI 1994, the round-up method).
@@ -36,7 +36,7 @@ struct Extent
     unsigned unused;
 };
 
-// As the launcher lays it out. count: elements of the full shape, below 2^31. each: vectors of a thread, up to kElementwiseUnroll.
+// As the launcher lays it out. count: elements of the full shape, below 2^31. each: vectors of a thread, up to the expression's kUnroll.
 template <int kInputs, int kOutputs, int kGroups>
 struct ElementwiseArgs
 {
@@ -124,16 +124,16 @@ template <class E, int V, bool kWhole>
 __device__ __forceinline__ void elementwise(typename E::Args const& args)
 {
     unsigned const first = blockIdx.x * args.each * blockDim.x + threadIdx.x;
-    typename E::template In<V, kWhole> in[kElementwiseUnroll];
+    typename E::template In<V, kWhole> in[E::kUnroll];
 #pragma unroll
-    for (unsigned u = 0; u < kElementwiseUnroll; ++u)
+    for (unsigned u = 0; u < E::kUnroll; ++u)
     {
         unsigned const element = (first + u * blockDim.x) * V;
         if (u < args.each && element + V <= args.count)
             E::template load<V, kWhole>(args, element, in[u]);
     }
 #pragma unroll
-    for (unsigned u = 0; u < kElementwiseUnroll; ++u)
+    for (unsigned u = 0; u < E::kUnroll; ++u)
     {
         unsigned const element = (first + u * blockDim.x) * V;
         if (u < args.each && element + V <= args.count)

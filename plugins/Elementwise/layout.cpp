@@ -9,7 +9,6 @@ namespace onnxfuse
 namespace
 {
 constexpr unsigned kThreads = 128; // kElementwiseThreads of kernel.cuh
-constexpr unsigned kMostEach = 2;  // kElementwiseUnroll
 constexpr int kMostRank = 8;
 constexpr size_t kMostText = 4096;
 
@@ -99,11 +98,11 @@ Layout Layout::parse(std::string const& text)
     if (text.size() > kMostText)
         fail("field 'layout' is too long; build the engine again");
     std::vector<std::string> const fields = split(text, ';');
-    static char const* const kNames[] = {"name=", "rank=", "vector=", "end=", "groups=", "in=", "out="};
-    if (fields.size() != 8 || fields[0] != "1")
+    static char const* const kNames[] = {"name=", "rank=", "vector=", "each=", "end=", "groups=", "in=", "out="};
+    if (fields.size() != 9 || fields[0] != "1")
         fail("field 'layout' is not of version 1; build the engine again with this version of onnxfuse");
     std::vector<std::string> values;
-    for (size_t i = 0; i < 7; ++i)
+    for (size_t i = 0; i < 8; ++i)
     {
         if (fields[i + 1].compare(0, std::strlen(kNames[i]), kNames[i]) != 0)
             fail("field 'layout' lacks '" + std::string(kNames[i]) + "'; build the engine again");
@@ -116,27 +115,28 @@ Layout Layout::parse(std::string const& text)
         fail("field 'layout' has no name; build the engine again");
     layout.rank = number(values[1], 0, kMostRank);
     layout.vector = number(values[2], 1, 16);
+    layout.each = number(values[3], 1, 2);
     static char const* const kEndings[] = {"none", "full", "kept", "dropped"};
-    auto const* const ending = std::find(std::begin(kEndings), std::end(kEndings), values[3]);
+    auto const* const ending = std::find(std::begin(kEndings), std::end(kEndings), values[4]);
     if (ending == std::end(kEndings))
         fail("field 'layout' has an unknown ending; build the engine again");
     layout.ending = static_cast<Ending>(ending - std::begin(kEndings));
     int axes = 0;
-    for (std::string const& group : values[4].empty() ? std::vector<std::string>{} : split(values[4], ','))
+    for (std::string const& group : values[5].empty() ? std::vector<std::string>{} : split(values[5], ','))
     {
         layout.groups.push_back(number(group, 1, kMostRank));
         axes += layout.groups.back();
     }
     if (axes != layout.rank)
         fail("field 'layout' has groups that are not of its rank; build the engine again");
-    for (std::string const& part : split(values[5], ','))
+    for (std::string const& part : split(values[6], ','))
     {
         layout.inputs.push_back(operand(part));
         std::string const& flags = layout.inputs.back().axes;
         if (static_cast<int>(flags.size()) > layout.rank || flags.find_first_not_of("01") != std::string::npos)
             fail("field 'layout' has an input with other axes; build the engine again");
     }
-    for (std::string const& part : split(values[6], ','))
+    for (std::string const& part : split(values[7], ','))
     {
         Operand output = operand(part);
         output.reduced = output.axes == "r";
@@ -269,7 +269,7 @@ Launch plan(Layout const& layout, std::vector<int64_t> const& shape, void const*
     else
     {
         // Short blocks, as many as it takes; two vectors a thread once that still leaves every multiprocessor several blocks.
-        each = vectors > int64_t{kThreads} * kMostEach * 16 * sms ? kMostEach : 1;
+        each = vectors > int64_t{kThreads} * layout.each * 16 * sms ? layout.each : 1;
         int64_t const covered = int64_t{kThreads} * each;
         launch.block_x = kThreads;
         launch.grid = static_cast<unsigned>((vectors + covered - 1) / covered);

@@ -2,13 +2,13 @@
 //
 // Text form, version 1: fields with a semicolon between them, as onnxfuse/elementwise/source.py writes them:
 //
-//   1;name=c158de5cc058;rank=4;vector=4;end=none;groups=1,1,2;in=h1111,h0100,f;out=fe,?e
+//   1;name=c158de5cc058;rank=4;vector=4;each=2;end=none;groups=1,1,2;in=h1111,h0100,f;out=fe,?e
 //
-// name: of the kernels, elementwise_NAME_whole and so on. rank: of the full shape. vector: elements that a thread takes at once. end: what
-// the expression ends in: none, or a reduction over the last axis whose result has the full shape (full), a last axis of 1 (kept) or none
-// (dropped). groups: how many neighbouring axes are one. in: element type (f float32, h float16, b bfloat16, i int32, l int64, ? bool) and
-// a letter for each axis, counted from the last, 1 where it has the full shape's length and 0 where it has length 1. out: element type, and
-// e for the full shape or r for the reduction's.
+// name: of the kernels, elementwise_NAME_whole and so on. rank: of the full shape. vector: elements that a thread takes at once; each: vectors
+// of a thread, at most. end: what the expression ends in: none, or a reduction over the last axis whose result has the full shape (full), a
+// last axis of 1 (kept) or none (dropped). groups: how many neighbouring axes are one. in: element type (f float32, h float16, b bfloat16,
+// i int32, l int64, ? bool) and a letter for each axis, counted from the last, 1 where it has the full shape's length and 0 where it has
+// length 1. out: element type, and e for the full shape or r for the reduction's.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ struct Layout
     std::string name;
     int rank = 0;
     int vector = 1;
+    int each = 1;
     Ending ending = Ending::kNone;
     std::vector<int> groups;
     std::vector<Operand> inputs;
