@@ -72,7 +72,7 @@ class _Writer:
         elif one.op == "Cast":
             self.node("Cast", operands, result, to=_ELEMENT[one.get("to")])
         elif one.op == "Clip":
-            self.clip(operands, result)
+            self.clip(operands, result, dtype)
         elif one.op in ("Silu", "QuickGelu", "Gelu", "GeluTanh", "HardSwish", "Mish"):
             self.gate(one.op, operands[0], result, dtype)
         elif one.op in REDUCTIONS:
@@ -83,18 +83,19 @@ class _Writer:
                 attributes["fmod"] = 1 if dtype.startswith(("float", "bfloat")) else attributes["fmod"]
             self.node(one.op, operands, result, **attributes)
 
-    def clip(self, operands: Sequence[str], result: str) -> None:
-        given = [*operands]
-        while given[-1] == "":
-            given.pop()
+    def clip(self, operands: Sequence[str], result: str, dtype: str) -> None:
         if self.opset >= _CLIP_INPUTS:
-            self.node("Clip" if len(given) > 1 else "Identity", given, result)
+            given = [*operands]
+            while given[-1] == "":
+                given.pop()
+            self.node("Clip", given, result)
             return
-        # Bounds were attributes: Max and Min take values.
-        low, high = (*given[1:], "", "")[:2]
-        raised = self.node("Max", [given[0], low], f"{result}_raised" if high else result) if low else given[0]
-        if high:
-            self.node("Min", [raised, high], result)
+        # Bounds were attributes: Max and Min take values. An absent one is the type's largest finite number, there as here.
+        low, high = (*operands[1:], "", "")[:2]
+        largest = float(np.finfo(NUMPY[dtype]).max)
+        low = low or self.constant(f"{result}_low", -largest, dtype)
+        high = high or self.constant(f"{result}_high", largest, dtype)
+        self.node("Min", [self.node("Max", [operands[0], low], f"{result}_raised"), high], result)
 
     def gate(self, op: str, x: str, result: str, dtype: str) -> None:
         """x times a gate, in float32 between casts."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 
-from onnxfuse.elementwise.expression import ABSENT, Expression, Step, groups
+from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step, groups
 from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, REDUCTIONS, SIZES
 
 _STORED = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
@@ -309,14 +310,22 @@ def _formula(given: Expression, one: Step) -> str:
     if one.op == "Cast":
         return f"onnxfuse::CastTo<{_STORED[str(one.get('to'))]}>::of({operands[0]})"
     if one.op == "Clip":
-        bounds = zip(("at_least", "at_most"), operands[1:], strict=False)
-        return _nested(operands[0], [(name, bound) for name, bound in bounds if bound])
+        return _clip(operands, given.types[one.operands[0]])
     if operator.folded:
         name = "add" if one.op == "Mean" else operator.function
         total = _nested(operands[0], [(name, operand) for operand in operands[1:]])
         return f"onnxfuse::divide({total}, {_literal('float32', float(len(operands)))})" if one.op == "Mean" else total
     attributes = [_literal("float32", float(value)) for value in _in_order(one)]
     return f"onnxfuse::{operator.function}({', '.join([*operands, *attributes])})"
+
+
+def _clip(operands: list[str], kind: str) -> str:
+    """By the operator's definition an absent bound is the type's largest finite number, which an infinity then becomes."""
+    low, high = (*operands[1:], "", "")[:2]
+    if kind in FLOATS:
+        largest = float(ml_dtypes.finfo(NUMPY[kind]).max)  # type: ignore[no-untyped-call]
+        low, high = low or _literal("float32", -largest), high or _literal("float32", largest)
+    return _nested(operands[0], [(name, bound) for name, bound in (("at_least", low), ("at_most", high)) if bound])
 
 
 def _in_order(one: Step) -> list[float]:
