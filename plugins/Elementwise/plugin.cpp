@@ -86,12 +86,11 @@ class Elementwise final : public nvinfer1::IPluginV3,
 public:
     static constexpr char const* kName = onnxfuse::kName;
 
-    // layout: what the launcher knows of the expression (layout.h). code: machine code, base64. expression: what both were made of, for
-    // whoever looks at the model; it is not read.
+    // layout: what the launcher knows of the expression (layout.h). code: machine code, base64.
     static std::vector<PluginField> const& fields()
     {
         static std::vector<PluginField> const known{{"layout", nullptr, PluginFieldType::kCHAR, 1},
-            {"code", nullptr, PluginFieldType::kCHAR, 1}, {"expression", nullptr, PluginFieldType::kCHAR, 1}};
+            {"code", nullptr, PluginFieldType::kCHAR, 1}};
         return known;
     }
 

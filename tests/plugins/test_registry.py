@@ -47,6 +47,7 @@ good = [
     outputs("SkipLayerNormalization", epsilon=i32(1), outputs=i64(2)),
     outputs("SkipRMSNormalization", epsilon=np.array([1e-6]), outputs=i32(1)),
     outputs("BiasGelu"), outputs("BiasGelu", approximate="tanh"), outputs("BiasGelu", approximate="quick"),
+    outputs("Elementwise", layout="1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe,?e", code="f0VMRg=="),
 ]
 own = [creator for creator in registry.all_creators if creator.plugin_namespace == "onnxfuse"]
 bad = [
@@ -92,8 +93,9 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipLayerNormalization": ["epsilon", "outputs", "has_beta"],
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
+        "Elementwise": ["layout", "code"],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 2]
     assert said["bad"] == [None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
