@@ -27,7 +27,7 @@ def kernels(content: bytes) -> dict[str, Code]:
     """Every kernel of a cubin, by its mangled name. Empty for what is no 64-bit ELF file."""
     try:
         sections = dict(_sections(content))
-    except (struct.error, ValueError, IndexError):
+    except (struct.error, ValueError, IndexError, OverflowError):
         return {}
     prefix = ".text."
     return {

@@ -27,6 +27,7 @@ from onnxfuse import cubin, extensions
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph.files import atomic, locked
 
+FLOATS = ("float32", "float16", "bfloat16")
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
 
@@ -41,14 +42,14 @@ class Op:
     name: str
     covers: str
     max_width: int | None  # longest last axis; None: any
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = FLOATS
 
 
 OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
-    Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, ("float32", "float16", "bfloat16", "int32", "int64", "bool")),
+    Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
 
@@ -64,8 +65,8 @@ def ops() -> tuple[Op, ...]:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """What the compiler says of one kernel: registers of a thread; in bytes spills, stack of a thread, smem of a block and the code; threads of
-    the largest block that it is compiled for, 0 where it has no bound of its own.
+    """What the compiler says of one kernel: registers of a thread; in bytes spills, stack of a thread, smem of a block and the code; threads
+    of the largest block that it is compiled for, 0 where it has no bound of its own.
     """
 
     name: str
@@ -183,9 +184,10 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
 
 
 def compile_source(text: str, sm: int, *, and_newer: bool = False, options: Sequence[str] = ()) -> Generated:
-    """CUDA source compiled to machine code, as `build` compiles the library: for `sm`, or with `and_newer` for the newer ones, too. The include
-    path is the plugins' folder. Taken from the cache where the same source was compiled with the same headers before. Raises MissingHere
-    where a compiler is missing or fails.
+    """CUDA source compiled to machine code, as `build` compiles the library: for `sm`, or with `and_newer` for the newer ones, too.
+
+    The include path is the plugins' folder. Taken from the cache where the same source was compiled with the same headers before. Raises
+    MissingHere where a compiler is missing or fails.
     """
     toolchain = _toolchain(sm, and_newer)
     key = hashlib.sha256(json.dumps([text, _hash_sources((sources(),)), toolchain.key, *options]).encode()).hexdigest()

@@ -139,9 +139,7 @@ class _Writer:
             self.node(one.op, operands, result, axis=-1)
         elif one.op.startswith("Reduce"):
             self.reduce(one.op, operands[0], result, int(one.get("keepdims")))
-        elif one.op == "LayerNormalization" and self.opset >= _LAYER_NORM:
-            self.node(one.op, operands, result, axis=-1, epsilon=one.get("epsilon"))
-        elif one.op == "RMSNormalization" and self.opset >= _RMS_NORM:
+        elif self.opset >= (_LAYER_NORM if one.op == "LayerNormalization" else _RMS_NORM):
             self.node(one.op, operands, result, axis=-1, epsilon=one.get("epsilon"))
         else:
             self.norm(one, operands, result, dtype)

@@ -1,8 +1,8 @@
 """Compiling an expression, judging its kernels, and cutting it where they are too big.
 
-A generated kernel is too big where it spills registers, or where a multiprocessor holds too few of its warps to keep the memory busy. It is then cut at one value: the first part computes the value and stores it, the
-second reads it. The cut that moves the fewest bytes more is tried first; one is taken only if the parts are no longer too big, or clearly
-less so. What was cut, and why, is in the result.
+A generated kernel is too big where it spills registers, or where a multiprocessor holds too few of its warps to keep the memory busy. It is
+then cut at one value: the first part computes the value and stores it, the second reads it. The cut that moves the fewest bytes more is
+tried first; one is taken only if the parts are no longer too big, or clearly less so. What was cut, and why, is in the result.
 """
 
 from __future__ import annotations
@@ -64,24 +64,8 @@ class Plan:
             "name": self.expression.digest,
             "cuts": [f"{cut.reason}: cut behind {cut.operator}" for cut in self.cuts],
             "faults": list(self.faults),
-            "kernels": [resources(use) for part in self.parts for use in part.generated.kernels],
+            "kernels": [occupancy.figures(use) for part in self.parts for use in part.generated.kernels],
         }
-
-
-def resources(use: KernelUse) -> dict[str, Any]:
-    """What a kernel takes, as reports have it."""
-    held = occupancy.of(use.registers, use.smem, use.threads or 1024, use.sm)
-    spilled = use.spill_stores + use.spill_loads
-    return {
-        "name": use.name,
-        "sm": use.sm,
-        "registers": use.registers,
-        "spilled": spilled,
-        "smem": use.smem,
-        "code": use.code,
-        "occupancy": round(held.share, 3),
-        "limit": held.limit,
-    }
 
 
 def compiler(sm: int, and_newer: bool = False) -> Compile:
@@ -133,7 +117,7 @@ def faults(kernels: Iterable[KernelUse]) -> list[str]:
         if use.name.endswith("_single"):
             continue
         spilled = use.spill_stores + use.spill_loads
-        share = occupancy.of(use.registers, use.smem, use.threads or 1024, use.sm).share
+        share = occupancy.of_kernel(use).share
         if spilled:
             found.append((0, f"{use.registers} registers are not enough, {spilled} bytes are spilled (sm_{use.sm})"))
         if share < LEAST_OCCUPANCY:
@@ -154,7 +138,7 @@ def _worst(kernels: Sequence[KernelUse]) -> tuple[int, float]:
     judged = [use for use in kernels if not use.name.endswith("_single")] or list(kernels)
     return (
         max(use.spill_stores + use.spill_loads for use in judged),
-        min(occupancy.of(use.registers, use.smem, use.threads or 1024, use.sm).share for use in judged),
+        min(occupancy.of_kernel(use).share for use in judged),
     )
 
 
@@ -164,7 +148,7 @@ _Piece = tuple[Expression, tuple[int, ...], tuple[int, ...]]
 
 
 def _cuts(given: Expression, part: Part) -> list[tuple[int, _Piece, _Piece]]:
-    """Ways to cut a part in two, the cheapest first: those that leave each side fewer values alive at a time, by the bytes that they move."""
+    """Ways to cut a part in two that leave each side fewer values alive at a time, those that move the fewest bytes first."""
     whole = source.pressure(part.expression)
     found = []
     for value in _between(given, part):
@@ -184,9 +168,10 @@ def _between(given: Expression, part: Part) -> Iterator[int]:
     full = frozenset(range(given.rank))
     for value in sorted(inside):
         made = given.step(value)
-        if made is not None and made.op not in REDUCTIONS and given.axes_of(value) == full and made.op != "Constant":
-            if not set(part.makes) <= ancestors(given, [value]):
-                yield value
+        if made is None or made.op in REDUCTIONS or made.op == "Constant" or given.axes_of(value) != full:
+            continue
+        if not set(part.makes) <= ancestors(given, [value]):
+            yield value
 
 
 def _computed(given: Expression, makes: Iterable[int], known: Iterable[int]) -> set[int]:

@@ -249,9 +249,9 @@ def checked(given: Expression) -> Expression:
     _require(0 < len(given.inputs) <= MOST_INPUTS, f"it has no inputs, or more than {MOST_INPUTS}")
     _require(0 < len(given.steps) <= MOST_STEPS, f"it has no steps, or more than {MOST_STEPS}")
     _require(0 < len(given.outputs) <= MOST_OUTPUTS, f"it has no outputs, or more than {MOST_OUTPUTS}")
-    for one in given.inputs:
-        _require(one.dtype in TYPES, "an input is of no type that it may have")
-        _require(len(one.axes) <= given.rank and set(one.axes) <= {"0", "1"}, "the axes of an input are not those of its rank")
+    for read in given.inputs:
+        _require(read.dtype in TYPES, "an input is of no type that it may have")
+        _require(len(read.axes) <= given.rank and set(read.axes) <= {"0", "1"}, "the axes of an input are not those of its rank")
     for at, one in enumerate(given.steps, start=len(given.inputs)):
         _check_step(given, one, at)
     types = given.types  # raises where operands do not fit

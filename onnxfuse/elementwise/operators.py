@@ -44,8 +44,8 @@ def _unary(function: str, takes: frozenset[str] = FLOATS, cost: int = 1, jumps: 
     return Operator(function, takes, jumps=jumps, attributes=attributes, cost=cost)
 
 
-def _binary(function: str, takes: frozenset[str] = NUMBERS, cost: int = 1, **rest: bool) -> Operator:
-    return Operator(function, takes, 2, 2, cost=cost, **rest)
+def _binary(function: str, takes: frozenset[str] = NUMBERS, cost: int = 1) -> Operator:
+    return Operator(function, takes, 2, 2, cost=cost)
 
 
 def _compare(function: str, takes: frozenset[str] = NUMBERS) -> Operator:

@@ -1,7 +1,7 @@
 """The CUDA source of an expression, and the layout that its launcher needs.
 
 Only what `expression.checked` let through comes here, and of it nothing is copied: numbers are written as literals, operators and types
-are looked up in tables. No name or text of the model reaches the source. What the names in it mean is said in plugins/Elementwise/kernel.cuh.
+are looked up in tables. No name or text of the model reaches the source. What its names mean is said in plugins/Elementwise/kernel.cuh.
 """
 
 from __future__ import annotations
@@ -68,10 +68,17 @@ def layout(given: Expression) -> str:
     end = "none" if reduction is None else "full" if reduction.op in NORMALISING else "kept" if reduction.get("keepdims") else "dropped"
     last = len(given.types) - 1
     outputs = [LETTERS[given.types[value]] + ("r" if reduction is not None and value == last else "e") for value in given.outputs]
-    return (
-        f"1;name={given.digest};rank={given.rank};vector={vector(given)};each={unroll(given)};end={end};groups={','.join(map(str, groups(given)))};"
-        f"in={','.join(LETTERS[one.dtype] + one.axes for one in given.inputs)};out={','.join(outputs)}"
-    )
+    fields = {
+        "name": given.digest,
+        "rank": given.rank,
+        "vector": vector(given),
+        "each": unroll(given),
+        "end": end,
+        "groups": ",".join(map(str, groups(given))),
+        "in": ",".join(LETTERS[one.dtype] + one.axes for one in given.inputs),
+        "out": ",".join(outputs),
+    }
+    return ";".join(["1", *(f"{name}={value}" for name, value in fields.items())])
 
 
 def source(given: Expression, include: str = INCLUDE) -> str:
@@ -228,11 +235,11 @@ def _evaluate(given: Expression) -> Iterator[str]:
     yield "    for (int lane = 0; lane < V; ++lane)"
     yield "    {"
     used = {value for one in given.steps for value in one.read}
-    for value, one in enumerate(given.inputs):
+    for value, read in enumerate(given.inputs):
         present = _groups_of(given, value)
         lane = "0" if not present else "lane" if last in present else "kWhole ? 0 : lane"
         if value in used:
-            yield f"        {_WIDE[one.dtype]} const v{value} = onnxfuse::wide(in.x{value}.v[{lane}]);"
+            yield f"        {_WIDE[read.dtype]} const v{value} = onnxfuse::wide(in.x{value}.v[{lane}]);"
     for value in order(given):
         one = given.steps[value - len(given.inputs)]
         if one.op in REDUCTIONS:

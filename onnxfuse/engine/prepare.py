@@ -50,9 +50,11 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
-    without any onnxfuse operator. `generated` holds what `elementwise.compiling.fit` made of every text in `expressions_in`. External data are not read: the bytes refer to them as the file did, and the parser is told
-    where the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are named after the node
-    they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's nodes.
+    without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
+    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. External data are not
+    read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
+    one, and the nodes of an inlined body are named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be
+    led back to the model's nodes.
 
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """

@@ -11,8 +11,8 @@ source is generated from it when an engine is built.
 Where a site ends:
 - What directly follows a convolution or matrix product and is its epilogue in TensorRT stays there: one bias, one activation, the residual.
 - So does everything between the two products of an attention, which is one kernel in TensorRT.
-- Nodes at different levels (a node's level counts the operators of other kinds before it, on the longest path) are never in one site: what a
-  site computes is then never needed to compute its inputs, and finding all sites takes one pass.
+- Nodes at different levels (a node's level counts the operators of other kinds before it, on the longest path) are never in one site: so
+  what a site computes is never needed to compute its inputs, and finding all sites takes one pass.
 - A small tensor's operators are part of a larger one's site only if nothing else reads the small tensor: they are computed once for each
   element there.
 - A tensor that somebody else reads becomes an output, up to MOST_OUTPUTS of them.
@@ -43,13 +43,14 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormaliz
 _MATMULS = frozenset({"MatMul", "Einsum"})
 _BIASES = frozenset({"Add", "Sub"})
 _ACTIVATIONS = frozenset(
-    "Relu LeakyRelu Elu Selu Clip Sigmoid Tanh HardSigmoid HardSwish Softplus Silu Gelu GeluTanh QuickGelu Mish Erf PRelu".split()
+    """Relu LeakyRelu Elu Selu Clip Sigmoid Tanh HardSigmoid HardSwish Softplus Silu Gelu GeluTanh QuickGelu Mish Erf
+    PRelu""".split()  # noqa: SIM905
 )
 _AFTER_RESIDUAL = frozenset({"Relu", "Clip", "LeakyRelu"})
 _OWN = frozenset({"Silu", "QuickGelu", "Gelu", "GeluTanh", "LayerNormalization", "RMSNormalization"})
-_IGNORED_ATTRIBUTES = frozenset(
-    {"saturate", "approximate", "dtype", "axes", "axis", "noop_with_empty_axes", "stash_type", "consumed_inputs"}
-)
+# What a node may carry: those that are read, and those that say nothing here (dtype is of the function's body, saturate of 8-bit types).
+_READ = frozenset(name for operator in OPERATORS.values() for name in operator.attributes)
+_ATTRIBUTES = _READ | {"saturate", "approximate", "dtype", "to", "min", "max"}
 _WEIGHTLESS = frozenset({"Cast", "Identity", "Constant"})
 _HOPS = 4  # element-wise nodes between a product and the softmax of an attention
 
@@ -311,11 +312,7 @@ def _refuse_node(node: gs.Node, opset: int) -> str | None:
             return f"'{value.name}' is of unknown shape, or of more axes than the result"
         if any(size not in (1, whole) for size, whole in zip(shape, full[len(full) - len(shape) :], strict=True)):
             return f"'{value.name}' of shape {shape} is not proved to fit the result's {full}"
-    unknown = (
-        set(node.attrs)
-        - _IGNORED_ATTRIBUTES
-        - {"to", "min", "max", "alpha", "beta", "gamma", "fmod", *("detect_negative", "detect_positive")}
-    )
+    unknown = set(node.attrs) - _ATTRIBUTES
     if unknown:
         return f"has an attribute that is not known ({sorted(unknown)[0]})"
     return _refuse_types(node)
@@ -454,9 +451,8 @@ class _Writer:
             return
         operator = OPERATORS[op]
         base = _type(node.inputs[0])
-        operands = [
-            ex.ABSENT if value.is_empty() else self.value(value, base, op == "Pow" and place) for place, value in enumerate(node.inputs)
-        ]
+        exponent = node.inputs[1] if op == "Pow" else None
+        operands = [ex.ABSENT if value.is_empty() else self.value(value, base if value is exponent else "") for value in node.inputs]
         if op == "Cast":
             step = ex.step("Cast", *operands, to=_cast_to(node) or "")
         elif op == "Clip":
@@ -469,10 +465,8 @@ class _Writer:
     def bounds(self, node: gs.Node, operands: list[int], base: str) -> list[int]:
         """Those of Clip, which were attributes once."""
         if len(operands) == 1:
-            operands = [
-                *operands,
-                *(self.constant(base, float(node.attrs[name])) if name in node.attrs else ex.ABSENT for name in ("min", "max")),
-            ]
+            given = [node.attrs.get(name) for name in ("min", "max")]
+            operands += [ex.ABSENT if bound is None else self.constant(base, float(bound)) for bound in given]
         while operands[-1] == ex.ABSENT:
             operands.pop()
         return operands
@@ -485,15 +479,15 @@ class _Writer:
             return ex.step(node.op, given, *others, epsilon=float(node.attrs.get("epsilon", 1e-5)))
         return ex.step(node.op, given)
 
-    def value(self, tensor: gs.Tensor, base: str = "", number: Any = False) -> int:
-        """The value that stands for a tensor: a step's, an input, or a constant of few digits. number: any constant, in the type `base`."""
+    def value(self, tensor: gs.Tensor, base: str = "") -> int:
+        """The value that stands for a tensor: a step's, an input, or a constant of few digits. With `base` any constant, in that type."""
         known = self.values.get(id(tensor))
         if known is not None:
             return known
         one = query.scalar(tensor)
         kind = _type(tensor)
-        if one is not None and (number or _is_formula(one)) and not (kind == "int64" and abs(one) > 1 << 53):
-            return self.constant(base if number else kind, one)
+        if one is not None and (base or _is_formula(one)):
+            return self.constant(base or kind, one)
         shape = query.shape(tensor)
         assert shape is not None
         whole = self.shape[len(self.shape) - len(shape) :]

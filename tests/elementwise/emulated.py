@@ -37,7 +37,11 @@ extern "C" int run_{name}(char const* layout, int64_t const* shapes, void const*
     }});
 }}
 """
-_CALL = 'if (launch.kernel == "{kernel}") {{ emulator::run(dim3(launch.grid), dim3(launch.block_x, launch.block_y), [&] {{ {kernel}(args); }}); return; }}'
+_CALL = """if (launch.kernel == "{kernel}")
+        {{
+            emulator::run(dim3(launch.grid), dim3(launch.block_x, launch.block_y), [&] {{ {kernel}(args); }});
+            return;
+        }}"""
 
 
 class Kernels:
@@ -53,7 +57,14 @@ class Kernels:
         (work / "kernels.cpp").write_text("\n".join(text))
         units = [work / "kernels.cpp", EMULATOR / "emulator.cpp", plugins.sources() / "Elementwise" / "layout.cpp"]
         flags = ["-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-w", "-shared"]
-        headers = ["-isystem", str(nvcc.path.parent.parent / "include"), "-I", str(plugins.sources()), "-include", str(EMULATOR / "emulator.h")]
+        headers = [
+            "-isystem",
+            str(nvcc.path.parent.parent / "include"),
+            "-I",
+            str(plugins.sources()),
+            "-include",
+            str(EMULATOR / "emulator.h"),
+        ]
         subprocess.run(["g++", *flags, *headers, *map(str, units), "-o", str(work / "kernels.so")], check=True)
         self._library = ctypes.CDLL(str(work / "kernels.so"))
 

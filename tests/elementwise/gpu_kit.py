@@ -1,6 +1,6 @@
 """Makes a folder that checks and times generated kernels on a machine with a GPU, TensorRT and numpy alone: no compiler, no onnxfuse.
 
-    python -m tests.elementwise.gpu_kit FOLDER [--gpu h200]      here; then on the GPU: python3 FOLDER/run.py FOLDER OUT
+python -m tests.elementwise.gpu_kit FOLDER [--gpu h200]      here; then on the GPU: python3 FOLDER/run.py FOLDER OUT
 """
 
 from __future__ import annotations
@@ -94,8 +94,20 @@ def value_checks(folder: Path, sm: int) -> list[dict[str, Any]]:
                     arrays[f"{run}/bound/e{number}_o{at}"] = limits.bound
                     arrays[f"{run}/sure/e{number}_o{at}"] = limits.sure
         np.savez_compressed(folder / f"values{start}.npz", **arrays)
-        largest = {f"e{number}_i{at}": _profile(given.axes, one.rank) for number, one in enumerate(expressions) for at, given in enumerate(one.inputs)}
-        found.append({"name": f"values{start}", "model": files["fused"], "arrays": f"values{start}.npz", "names": [n for n, _ in group], "profile": largest})
+        largest = {
+            f"e{number}_i{at}": _profile(given.axes, one.rank)
+            for number, one in enumerate(expressions)
+            for at, given in enumerate(one.inputs)
+        }
+        found.append(
+            {
+                "name": f"values{start}",
+                "model": files["fused"],
+                "arrays": f"values{start}.npz",
+                "names": [n for n, _ in group],
+                "profile": largest,
+            }
+        )
     return found
 
 
@@ -131,7 +143,12 @@ def from_models(folder: Path) -> Iterator[tuple[str, Expression, tuple[int, ...]
 def timings(folder: Path, sm: int, models: Path) -> list[dict[str, Any]]:
     """Pairs of engines of one chain: at its size in the model, and at one that fills memory; and the one that is too big, cut and whole."""
     wanted: list[tuple[str, Expression, tuple[int, ...]]] = list(from_models(models))
-    extra = {"snake": cases.snake("float16"), "gated": cases.gated("float16"), "rotary": cases.rotary("float16"), "masked softmax": cases.masked_softmax("float16")}
+    extra = {
+        "snake": cases.snake("float16"),
+        "gated": cases.gated("float16"),
+        "rotary": cases.rotary("float16"),
+        "masked softmax": cases.masked_softmax("float16"),
+    }
     small = {"snake": (1, 256, 4096), "gated": (1, 512, 2048), "rotary": (1, 12, 512, 64), "masked softmax": (1, 12, 256, 256)}
     wanted += [(name, one, small[name]) for name, one in extra.items()]
     large: dict[str, tuple[str, Expression, tuple[int, ...]]] = {}
@@ -143,7 +160,15 @@ def timings(folder: Path, sm: int, models: Path) -> list[dict[str, Any]]:
     plans = compiling.fit_all([one.text for _, one, _ in [*wanted, *large.values()]], sm)
     for number, (name, one, shape) in enumerate([*wanted, *large.values()]):
         files = parser_models(model_of([one], [shape]), plans, folder, f"chain{number}")
-        found.append({"name": name, "models": files, "shape": list(shape), "bytes": bytes_each(one) * math.prod(shape), "kernels": plans[one.text].to_dict()})
+        found.append(
+            {
+                "name": name,
+                "models": files,
+                "shape": list(shape),
+                "bytes": bytes_each(one) * math.prod(shape),
+                "kernels": plans[one.text].to_dict(),
+            }
+        )
     for op in ("Sqrt", "Softsign"):
         big = cases.over_fused("float16", op=op)
         shape = (4096, 8192)
@@ -155,7 +180,16 @@ def timings(folder: Path, sm: int, models: Path) -> list[dict[str, Any]]:
         files["whole"] = parser_models(model, {big.text: whole}, folder, f"whole_{op}")["fused"]
         files["automatic"] = f"cut_{op}.automatic.onnx"
         (folder / f"whole_{op}.automatic.onnx").unlink()
-        found.append({"name": f"64 live values, {op}", "models": files, "shape": list(shape), "bytes": 4 * math.prod(shape), "kernels": cut.to_dict(), "whole": whole.to_dict()})
+        found.append(
+            {
+                "name": f"64 live values, {op}",
+                "models": files,
+                "shape": list(shape),
+                "bytes": 4 * math.prod(shape),
+                "kernels": cut.to_dict(),
+                "whole": whole.to_dict(),
+            }
+        )
     return found
 
 

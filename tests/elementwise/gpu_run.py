@@ -7,6 +7,7 @@ OUT/elementwise.json: every value check (wrong outputs, or none), every pair of 
 
 import argparse
 import ctypes
+import functools
 import json
 import statistics
 import sys
@@ -18,7 +19,14 @@ import numpy as np
 import tensorrt as trt
 
 SIZES = {trt.float32: 4, trt.float16: 2, trt.bfloat16: 2, trt.int32: 4, trt.int64: 8, trt.bool: 1}
-KINDS = {trt.float32: np.float32, trt.float16: np.float16, trt.int32: np.int32, trt.int64: np.int64, trt.bool: np.bool_, trt.bfloat16: np.uint16}
+KINDS = {
+    trt.float32: np.float32,
+    trt.float16: np.float16,
+    trt.int32: np.int32,
+    trt.int64: np.int64,
+    trt.bool: np.bool_,
+    trt.bfloat16: np.uint16,
+}
 
 
 class Cuda:
@@ -182,7 +190,11 @@ def check(cuda, log, folder, entry):
             ready = cuda.captured(built.enqueue)
             cuda("cuGraphLaunch", ready, cuda.stream)
             cuda("cuStreamSynchronize", cuda.stream)
-            wrong += [f"{name}, run {run}: a replayed graph gives other values" for name in built.outputs if built.output(name).tobytes() != first[name]]
+            wrong += [
+                f"{name}, run {run}: a replayed graph gives other values"
+                for name in built.outputs
+                if built.output(name).tobytes() != first[name]
+            ]
     finally:
         built.close()
     return {"name": entry["name"], "expressions": len(entry["names"]), "wrong": wrong, "build_seconds": built.seconds}
@@ -208,7 +220,7 @@ def time_pair(cuda, log, folder, entry, copy_gbps):
             builts[kind] = Built(cuda, log, folder / file, folder / "plugins.bin")
         rng = np.random.default_rng(0)
         feeds = {}
-        for kind, built in builts.items():
+        for built in builts.values():
             built.bind({name: tuple(built.engine.get_tensor_shape(name)) for name in built.inputs})
             for name in built.inputs:
                 if name not in feeds:
@@ -220,7 +232,7 @@ def time_pair(cuda, log, folder, entry, copy_gbps):
             if kind != "fused":
                 row[f"largest_difference_{kind}"] = max(distance(builts["fused"].output(name), builts[kind].output(name)) for name in names)
         graphs = {kind: cuda.captured(built.enqueue) for kind, built in builts.items()}
-        run = {kind: (lambda graph: lambda: cuda("cuGraphLaunch", graph, cuda.stream))(graph) for kind, graph in graphs.items()}
+        run = {kind: functools.partial(cuda, "cuGraphLaunch", graph, cuda.stream) for kind, graph in graphs.items()}
         times = max(3, int(2000 / max(cuda.microseconds(run["fused"], 5), 1)))
         samples = {kind: [] for kind in builts}
         for turn in range(15):
@@ -278,7 +290,14 @@ def main():
     cuda, log = Cuda(), Log()
     if trt.get_plugin_registry().load_library(str(given.folder / "plugins.bin")) is None:
         sys.exit("error: the plugin library does not load")
-    result = {"tensorrt": trt.__version__, "sm": about["sm"], "copy_gbps": round(copy_bandwidth(cuda), 1), "values": [], "timings": [], "left": []}
+    result = {
+        "tensorrt": trt.__version__,
+        "sm": about["sm"],
+        "copy_gbps": round(copy_bandwidth(cuda), 1),
+        "values": [],
+        "timings": [],
+        "left": [],
+    }
     for entry in about["values"]:
         try:
             result["values"].append(check(cuda, log, given.folder, entry))
@@ -298,7 +317,9 @@ def main():
     (given.out / "elementwise.json").write_text(json.dumps(result, indent=1))
     wrong = sum(len(entry.get("wrong", ["failed"])) for entry in result["values"])
     checked = sum(entry.get("expressions", 0) for entry in result["values"])
-    print(f"{checked} expressions checked, {wrong} wrong; {len(result['timings'])} timed, {len(result['left'])} left; {time.time() - start:.0f} s")
+    print(
+        f"{checked} expressions checked, {wrong} wrong; {len(result['timings'])} timed, {len(result['left'])} left; {time.time() - start:.0f} s"
+    )
     sys.exit(1 if wrong else 0)
 
 

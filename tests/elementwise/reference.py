@@ -124,12 +124,25 @@ def evaluate(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...],
             value = _step(given, one, found)
             if noise is not None and value.dtype.kind == "f" and one.op != "Constant":
                 value = value * (1 + noise.uniform(-6, 6, np.shape(value)) * FLOAT32)
-                if one.op in _CANCELLING:
-                    size = 1 + np.abs(found[one.operands[0]])
-                    value = value + np.where(np.isfinite(size), size, 0) * noise.uniform(-4, 4, np.shape(value)) * FLOAT32
+                value = _with_cancellation(one, [found[read] for read in one.read], value, noise)
             found.append(value)
     last = len(given.types) - 1
     return [found[v] if v == last and given.reduction else np.broadcast_to(found[v], shape) for v in given.outputs]
+
+
+def _with_cancellation(one: Step, operands: Sequence[Any], value: Any, noise: np.random.Generator) -> Any:
+    """What roundings within an operator's own formula may do, where it subtracts numbers that are larger than the result."""
+    if one.op in _CANCELLING:
+        size = 1 + np.abs(operands[0])
+    elif one.op.endswith("Normalization"):
+        x, scale, *bias = operands
+        spread = np.sqrt((x * x).mean(axis=-1, keepdims=True) if one.op[0] == "R" else x.var(axis=-1, keepdims=True)) + 1e-3
+        size = np.abs(scale) * np.abs(x).max(axis=-1, keepdims=True, initial=0.0) / spread + sum(np.abs(b) for b in bias)
+    else:
+        return value
+    size = np.where(np.isfinite(size), size, 0) * 4 * FLOAT32
+    vanished = (np.abs(value) < size) & (noise.integers(0, 2, np.shape(value)) == 0)
+    return np.where(vanished, 0.0, value + size * noise.uniform(-1, 1, np.shape(value)))
 
 
 def _widened(array: Array, dtype: str) -> Array:

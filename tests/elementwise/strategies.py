@@ -96,7 +96,13 @@ class _Builder:
         full = frozenset(range(rank))
         for value in range(len(self.inputs), last):
             made = whole.step(value)
-            if made is not None and made.op != "Constant" and whole.axes_of(value) == full and len(outputs) < 3 and draw(st.integers(0, 4)) == 0:
+            if (
+                made is not None
+                and made.op != "Constant"
+                and whole.axes_of(value) == full
+                and len(outputs) < 3
+                and draw(st.integers(0, 4)) == 0
+            ):
                 outputs.append(value)
         if reduction:
             outputs.append(self.reduce(draw, last, kind))

@@ -30,7 +30,9 @@ def chains(model: onnx.ModelProto) -> list[elementwise.Chain]:
     return found  # type: ignore[return-value]
 
 
-def fused(model: onnx.ModelProto, feeds: dict[str, np.ndarray], only: tuple[str, ...] = ("elementwise",), **tolerance: float) -> onnx.ModelProto:
+def fused(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], only: tuple[str, ...] = ("elementwise",), **tolerance: float
+) -> onnx.ModelProto:
     """The rewritten model; its values, and those taken apart again, are the original's."""
     rewritten, _, _ = fuse(model, only)
     onnx.checker.check_model(rewritten, full_check=True)
@@ -216,7 +218,9 @@ def test_attention_is_left_alone() -> None:
     scores = net.op("Add", net.op("Div", q, net.const(8.0)), "mask")
     soft = net.op("Softmax", scores, axis=-1)
     cleaned = net.op("Where", net.op("IsNaN", soft), net.const(0.0), soft)
-    model = net.model([value("q", [2, 4, 8]), value("k", [2, 8, 4]), value("v", [2, 4, 8]), value("mask", [2, 1, 4])], [net.op("MatMul", cleaned, "v")])
+    model = net.model(
+        [value("q", [2, 4, 8]), value("k", [2, 8, 4]), value("v", [2, 4, 8]), value("mask", [2, 1, 4])], [net.op("MatMul", cleaned, "v")]
+    )
     assert forms(model) == []
 
 
@@ -238,7 +242,10 @@ def test_a_single_operator_is_no_site() -> None:
     ("build", "reason"),
     [
         (lambda net: net.op("Cast", net.op("Neg", net.op("Cast", "x", to=TensorProto.DOUBLE)), to=TensorProto.FLOAT), "type float64"),
-        (lambda net: net.op("Exp", net.op("Neg", net.op("Relu", conv(net)))), "is the epilogue of the matrix product or convolution before it"),
+        (
+            lambda net: net.op("Exp", net.op("Neg", net.op("Relu", conv(net)))),
+            "is the epilogue of the matrix product or convolution before it",
+        ),
         (lambda net: net.op("Softmax", net.op("Exp", "x"), axis=1), "is not over the last axis alone"),
     ],
 )
@@ -288,7 +295,8 @@ def test_special_values(special: float) -> None:
 
 
 def test_integers_and_conditions() -> None:
-    model = text("""g (int64[2,3,4] i, int32[2,3,4] j, bool[2,3,4] b, float[2,3,4] x) => (float[2,3,4] y, bool[2,3,4] z) {
+    model = text(
+        """g (int64[2,3,4] i, int32[2,3,4] j, bool[2,3,4] b, float[2,3,4] x) => (float[2,3,4] y, bool[2,3,4] z) {
         two = Constant <value = int64 {2}> ()
         k = Cast <to = 7> (j)
         s = Add (i, k)
@@ -298,7 +306,10 @@ def test_integers_and_conditions() -> None:
         z = And (even, b)
         y = Where (z, x, f)
         f = Cast <to = 1> (s)
-    }""".replace("        y = Where (z, x, f)\n        f = Cast <to = 1> (s)\n", "        f = Cast <to = 1> (s)\n        y = Where (z, x, f)\n"))
+    }""".replace(
+            "        y = Where (z, x, f)\n        f = Cast <to = 1> (s)\n", "        f = Cast <to = 1> (s)\n        y = Where (z, x, f)\n"
+        )
+    )
     feeds = {
         "i": np.arange(24).reshape(2, 3, 4), "j": np.arange(24, dtype=np.int32).reshape(2, 3, 4)[::-1].copy(),
         "b": np.arange(24).reshape(2, 3, 4) % 3 > 0, "x": random(2, 3, 4),
