@@ -82,27 +82,27 @@ def fit_all(texts: Sequence[str], sm: int, *, and_newer: bool = False) -> dict[s
         return dict(zip(given, plans, strict=True))
 
 
-def fit(given: Expression, compile: Compile) -> Plan:
-    """Compiles an expression, cut where its kernels would be too big."""
+def fit(given: Expression, compile: Compile, least: float = LEAST_OCCUPANCY) -> Plan:
+    """Compiles an expression, cut where its kernels would be too big. least: the occupancy below which they are."""
     whole = Part(given, tuple(range(len(given.inputs))), given.outputs, compile(given))
-    parts, cuts = _fit(given, whole, compile, MOST_PARTS)
-    left = tuple(fault for part in parts for fault in faults(part.generated.kernels)[:1])
+    parts, cuts = _fit(given, whole, compile, least, MOST_PARTS)
+    left = tuple(fault for part in parts for fault in faults(part.generated.kernels, least)[:1])
     return Plan(given, tuple(parts), tuple(cuts), left)
 
 
-def _fit(given: Expression, part: Part, compile: Compile, most: int) -> tuple[list[Part], list[Cut]]:
+def _fit(given: Expression, part: Part, compile: Compile, least: float, most: int) -> tuple[list[Part], list[Cut]]:
     """`part`, or the parts that it is cut into, with values numbered as in `given`."""
-    wrong = faults(part.generated.kernels)
+    wrong = faults(part.generated.kernels, least)
     if not wrong or most < 2:
         return [part], []
     for value, first, second in _cuts(given, part)[:MOST_TRIES]:
         pieces = [Part(*piece, compile(piece[0])) for piece in (first, second)]
-        if not _is_better(part, pieces):
+        if not _is_better(part, pieces, least):
             continue
         made = given.step(value)
         cut = Cut(made.op if made else "input", wrong[0])
-        left, cuts_left = _fit(given, pieces[0], compile, most // 2)
-        right, cuts_right = _fit(given, pieces[1], compile, most // 2)
+        left, cuts_left = _fit(given, pieces[0], compile, least, most // 2)
+        right, cuts_right = _fit(given, pieces[1], compile, least, most // 2)
         return [*left, *right], [cut, *cuts_left, *cuts_right]
     return [part], []
 
@@ -110,7 +110,7 @@ def _fit(given: Expression, part: Part, compile: Compile, most: int) -> tuple[li
 # --- judging ----------------------------------------------------------------------------------------------------------------
 
 
-def faults(kernels: Iterable[KernelUse]) -> list[str]:
+def faults(kernels: Iterable[KernelUse], least: float = LEAST_OCCUPANCY) -> list[str]:
     """What is wrong with them, the worst first; each in a few words with its figure. Kernels for odd addresses are not judged."""
     found: list[tuple[int, str]] = []
     for use in kernels:
@@ -120,14 +120,14 @@ def faults(kernels: Iterable[KernelUse]) -> list[str]:
         share = occupancy.of_kernel(use).share
         if spilled:
             found.append((0, f"{use.registers} registers are not enough, {spilled} bytes are spilled (sm_{use.sm})"))
-        if share < LEAST_OCCUPANCY:
+        if share < least:
             found.append((1, f"{use.registers} registers a thread leave {share:.0%} of the warps (sm_{use.sm})"))
     return [words for _, words in sorted(found)]
 
 
-def _is_better(whole: Part, pieces: Sequence[Part]) -> bool:
+def _is_better(whole: Part, pieces: Sequence[Part], least: float) -> bool:
     """Whether the parts are free of what is wrong with the whole, or clearly less so."""
-    if not any(faults(piece.generated.kernels) for piece in pieces):
+    if not any(faults(piece.generated.kernels, least) for piece in pieces):
         return True
     before, after = _worst(whole.generated.kernels), _worst([use for piece in pieces for use in piece.generated.kernels])
     return after[0] < before[0] / 2 or (after[0] <= before[0] and after[1] >= before[1] * BETTER)
