@@ -95,7 +95,7 @@ def _searched(candidate: Candidate) -> results.Row:
     found = measuring.measure(
         Path(candidate.model),
         precision=candidate.precision,
-        feeds=feeds,
+        feeds=[feeds],
         settings=settings,
         progress=lambda words: print(f"{STEP}{words}", flush=True),
     )
@@ -120,7 +120,8 @@ def _searched(candidate: Candidate) -> results.Row:
 def _time_fp16_flag(row: results.Row, candidate: Candidate, automatic: Path, feeds: Mapping[str, Array]) -> None:
     """Adds the engine of TensorRT's FP16 flag to a row, timed beside the automatic engine, or a note why it is not there."""
     engines = {"automatic": automatic}
-    reason = _add_fp16_flag(engines, candidate, feeds)
+    here = automatic.is_file()  # not where every measurement is from an earlier run
+    reason = _add_fp16_flag(engines, candidate, feeds) if here else "the automatic engine of an earlier run is gone"
     if reason:
         row["notes"].append(f"trt_fp16_flag: {reason}")
         return

@@ -29,6 +29,7 @@ from onnxfuse.bench import candidate as work
 from onnxfuse.bench.candidate import Candidate, Rewriting
 from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.engine import build, manifest, trt
+from onnxfuse.engine.shapes import inputs_of, sizes_of
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 from onnxfuse.graph.files import atomic
 from onnxfuse.plan import store, verdicts
@@ -93,7 +94,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured. folder: where the results are. resumed: how many are from an earlier run. verdicts: as they were stored."""
+    """What was measured, on the first of `feeds`.
+
+    left: sites of folding that costs nothing, and did cost something. folder: where the results are. resumed: how many of them are from an
+    earlier run. ranges: of the model's tensors over all feeds, for its conversion to fp16: with them the model that is written is the
+    one that was measured. verdicts: as they were stored.
+    """
 
     found: Found
     left: Plan
@@ -102,7 +108,8 @@ class Measurement:
     folder: Path
     minutes: float
     resumed: int
-    inputs: Mapping[str, Sequence[int]]
+    feeds: Sequence[Feeds]
+    ranges: Mapping[str, float] | None
     notes: tuple[str, ...]
     verdicts: tuple[Verdict, ...] = ()
 
@@ -117,7 +124,7 @@ class Measurement:
         report: dict[str, Any] = {
             "measurement": {
                 "machine": asdict(self.machine),
-                "inputs": {name: list(shape) for name, shape in self.inputs.items()},
+                "inputs": {name: list(array.shape) for name, array in self.feeds[0].items()},
                 "budget_minutes": self.settings.budget,
                 "minutes": round(self.minutes, 2),
                 "margin": self.found.automatic.margin,
@@ -150,8 +157,10 @@ class Measurement:
 
 
 def _step(trial: Trial, final: Trial) -> dict[str, Any]:
-    step = {"group": trial.names, "stage": trial.stage, "sites": len(trial.keys), "verdict": trial.outcome, "kept": trial is final}
-    return {**step, "reason": trial.said, **({"ratio": trial.result["ratio"]} if "ratio" in trial.result else {})}
+    """A step of the search. kept: whether its sites are part of the plan."""
+    kept = trial.keys <= final.keys and bool(trial.keys) == bool(final.keys)
+    step = {"group": trial.names, "stage": trial.stage, "sites": len(trial.keys), "verdict": trial.outcome, "kept": kept}
+    return {**step, "reason": trial.explained, **({"ratio": trial.result["ratio"]} if "ratio" in trial.result else {})}
 
 
 def _timings(trial: Trial) -> dict[str, Any]:
@@ -174,12 +183,13 @@ def measure(
     gpu: str = "auto",
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
-    feeds: Feeds | None = None,
+    feeds: Sequence[Feeds] | None = None,
     dims: Mapping[str, int] | None = None,
     settings: Settings = Settings(),
     progress: Progress = pipeline.silent,
 ) -> Measurement:
-    """Searches for what is faster than TensorRT alone on the GPU here, on `feeds`, or on generated inputs with `dims` as free sizes.
+    """Searches for what is faster than TensorRT alone on the GPU here, on the first of `feeds`, or on generated inputs with `dims` as free
+    sizes. All feeds count for the ranges of a conversion to fp16.
 
     Raises MissingHere without TensorRT or GPU, or with another GPU than `gpu`; BadInput for the model, the arguments, or a folder in use;
     Interrupted for Ctrl-C, after which the same call goes on where it was.
@@ -190,16 +200,22 @@ def measure(
     machine = Machine.here(gpu)
     progress("looking for sites")
     places, free = pipeline.sites(model, only, skip)
-    if feeds is None:
-        progress("making up inputs")
-        with Runtime() as child:
-            feeds = generated(child, model, dims=dims).feeds[0]
-    _refuse_types(feeds)
+    with Runtime() as child:
+        if feeds is None:
+            progress("making up inputs")
+            feeds = generated(child, model, count=2, dims=dims).feeds
+        _refuse_types(feeds[0])
+        progress("measuring ranges")
+        ranges = child.ranges(model, feeds) if precision == "fp16" else None
+    sizes = sizes_of(inputs_of(model), {name: np.shape(array) for name, array in feeds[0].items()})
+    places = tuple(replace(place, site=place.site.sized(sizes)) for place in places)
     context = _context(model, feeds, precision, keep_fp32, machine, settings)
     root = (settings.folder or plugins.cache_dir() / "measurements").absolute()
     folder = root / f"{_file_name(model.stem)}-{_digest(context)[:16]}"
     with _own(folder):
-        np.savez(folder / "inputs.npz", **feeds)  # type: ignore[arg-type]
+        np.savez(folder / "inputs.npz", **feeds[0])  # type: ignore[arg-type]
+        if ranges is not None:
+            (folder / "ranges.json").write_text(json.dumps(ranges), encoding="utf-8")
         cache = settings.timing_cache or root / f"{_file_name(machine.name)}-trt{_file_name(machine.tensorrt)}.timing-cache"
         base = Rewriting("measure", tuple(only), tuple(skip))
         first = Candidate(
@@ -209,6 +225,7 @@ def measure(
             precision=precision,
             keep_fp32=tuple(keep_fp32),
             inputs=str(folder / "inputs.npz"),
+            ranges=None if ranges is None else str(folder / "ranges.json"),
             work=str(folder),
             automatic_engine=str(folder / "automatic.engine"),
             timing_cache=str(cache.absolute()),
@@ -228,9 +245,42 @@ def measure(
     notes = list(store.add(measured))
     if worker.resumed:
         notes.append(f"{worker.resumed} of {worker.done} measurements are from an earlier run, kept in {folder}")
-    shapes = {name: array.shape for name, array in feeds.items()}
     minutes = budget.spent()
-    return Measurement(found, left, machine, settings, folder, minutes, worker.resumed, shapes, tuple(notes), measured)
+    return Measurement(found, left, machine, settings, folder, minutes, worker.resumed, feeds, ranges, tuple(notes), measured)
+
+
+def optimize(
+    model: Path,
+    out: Path,
+    *,
+    precision: str = "keep",
+    keep_fp32: Sequence[str] = (),
+    gpu: str = "auto",
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    feeds: Sequence[Feeds] | None = None,
+    dims: Mapping[str, int] | None = None,
+    settings: Settings = Settings(),
+    check: bool = True,
+    progress: Progress = pipeline.silent,
+) -> pipeline.Result:
+    """`measure`, and then `pipeline.optimize` by what it found: into `out` goes the model that was measured."""
+    rewriting: dict[str, Any] = {"precision": precision, "keep_fp32": keep_fp32, "only": only, "skip": skip, "dims": dims}
+    found = measure(model, gpu=gpu, feeds=feeds, settings=settings, progress=progress, **rewriting)
+    result = pipeline.optimize(
+        model,
+        out,
+        policy="measure",
+        measured=found.plan,
+        gpu=gpus.resolve("auto"),
+        feeds=found.feeds,
+        ranges=found.ranges,
+        check=check,
+        progress=progress,
+        **rewriting,
+    )
+    found.tidy()
+    return replace(result, measured=found.to_dict(), notes=(*found.notes, *result.notes))
 
 
 def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str, str]]) -> Plan:
@@ -242,7 +292,7 @@ def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str,
     trial = Trial("folding", (), frozenset(free), result, BUILD_DIFFERENCE)
     if trial.outcome in ("won", "draw", "same"):
         return {}
-    return dict.fromkeys(free, (False, f"folding that should cost nothing, but: {trial.said}; left to TensorRT"))
+    return dict.fromkeys(free, (False, f"folding that should cost nothing, but: {trial.said}; left to TensorRT{trial.because}"))
 
 
 def _refuse_types(feeds: Feeds) -> None:
@@ -336,12 +386,16 @@ class _Worker:
         return as_json({**rewritings, "engines": Path(candidate.automatic_engine).stem, **self.context})
 
 
-def _context(model: Path, feeds: Feeds, precision: str, keep_fp32: Sequence[str], machine: Machine, settings: Settings) -> dict[str, Any]:
+def _context(
+    model: Path, feeds: Sequence[Feeds], precision: str, keep_fp32: Sequence[str], machine: Machine, settings: Settings
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "onnxfuse": __version__,
         "model": manifest.model_digest(model),
-        "inputs": {name: [list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()] for name, array in sorted(feeds.items())},
+        "inputs": [
+            {name: [list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()] for name, array in sorted(f.items())} for f in feeds
+        ],
         "precision": precision,
         "keep_fp32": list(keep_fp32),
         "machine": asdict(machine),

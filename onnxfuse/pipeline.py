@@ -44,7 +44,7 @@ class Result:
 
     cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a fusion
     nearly held, and why not. converted: what the conversion of precision did, None where it was kept. check: None where it was not
-    asked for. seconds: by step.
+    asked for. seconds: by step. measured: the parts of a report that policy measure adds.
     """
 
     model: Path
@@ -61,6 +61,7 @@ class Result:
     check: Check | None = None
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -85,6 +86,7 @@ class Result:
             "check": None if self.check is None else self.check.to_dict(),
             "notes": list(self.notes),
             "seconds": self.seconds,
+            **self.measured,
         }
 
 
@@ -122,19 +124,20 @@ def optimize(
     keep_fp32: Sequence[str] = (),
     feeds: Sequence[Feeds] | None = None,
     dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, float] | None = None,
     check: bool = True,
     progress: Progress = silent,
 ) -> Result:
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
     measured: for policy measure, what `onnxfuse.measuring` found. feeds: inputs for the check and for the ranges of a precision
-    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions. Raises BadInput for what is wrong
-    with the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see
-    `Result.agrees`.
+    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions, which decide on verdicts,
+    too. ranges: the largest magnitude of each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with
+    the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
     if policy == "measure" and measured is None:
         raise BadInput("--policy measure: nothing was measured; `onnxfuse optimize --policy measure` measures, on a machine with a GPU")
-    rules = _rules(policy, only, skip, plan, measured, gpu, precision)
+    rules = _rules(policy, only, skip, plan, measured, gpu, precision, dims or {})
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
@@ -147,12 +150,14 @@ def optimize(
             decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
             notes = (*rules.notes, *(() if plan is None else _stray(plan, rules, decisions)))
             half: Precision | None = "fp16" if precision == "fp16" else "bf16" if precision == "bf16" else None
-            if half or (check and out is not None):
+            unmeasured = precision == "fp16" and ranges is None
+            if unmeasured or (check and out is not None):
                 child = stack.enter_context(reference.Runtime())
                 given = clock.step("reference", "running the original", lambda: _reference(child, model, feeds, dims, progress))
-            if half:
+            if unmeasured:
                 # What is left of the source's tensors after rewriting has kept its name, and so its range.
-                ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds)) if precision == "fp16" else None
+                ranges = clock.step("ranges", "measuring ranges", lambda: child.ranges(model, given.feeds))
+            if half:
                 kept = _where_now(keep_fp32, decisions)
                 converted = clock.step("precision", f"converting to {precision}", lambda: convert(loaded, half, kept, ranges))
             if out is not None:
@@ -351,6 +356,7 @@ def _rules(
     measured: planfile.Plan | None,
     gpu: Gpu | None,
     precision: str,
+    sizes: Mapping[str, int],
 ) -> policy.Rules:
     known = store.load() if name == "proven" else store.Contents((), ())
     return policy.Rules(
@@ -360,6 +366,7 @@ def _rules(
         verdicts=known.verdicts,
         target=verdicts.Target.of(gpu) if name == "proven" else verdicts.Target(None if gpu is None else gpu.name),
         dtype=verdicts.DTYPES.get(precision),
+        sizes=sizes,
         measured=measured or {},
         notes=known.problems,
     )

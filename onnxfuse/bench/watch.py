@@ -103,7 +103,7 @@ class Watch:
         """What the driver does not tell, so that nothing can be held against the figures."""
         if self._nvml is None:
             return []
-        silent = [
+        silent: list[tuple[str, list[Any]]] = [
             ("the SM clock", [look.clocks.sm for look in self.looks]),
             ("the processes on the GPU", [look.pids for look in self.looks]),
         ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnxfuse.verify.layers import Subject
     from onnxfuse.verify.metrics import Tolerance
     from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+    from onnxfuse.verify.taps import EngineSubject
 
 Progress = Callable[[str], None]
 
@@ -40,6 +41,7 @@ class Wanted:
     layers: bool = False
     truth: bool = True
     memory: int = 512
+    trust: bool = False
 
 
 def compare(
@@ -58,6 +60,7 @@ def compare(
     truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
     memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
+    trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
     """Compare outputs and latency of models and engines.
 
@@ -67,7 +70,7 @@ def compare(
     from onnxfuse.report import inside, terminal
 
     sizes = options.dims(dims or [])
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
     _require(wanted)
     if report:
         _require_folder(report)
@@ -103,6 +106,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         outcome = _compare(task, given)
         rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
         more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
+        more |= _by_layer(task, given)
         latency = _latency(wanted, {task.names[path]: path for path in engines}, given, progress)
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
@@ -198,10 +202,23 @@ def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progres
     from onnxfuse.engine.run import Engine
 
     engines = {}
+    if wanted.layers:
+        _load_plugins(paths)
     for path in paths:
         progress(f"loading {path.name}")
-        engines[path] = stack.enter_context(Engine.load(path))
+        engines[path] = stack.enter_context(Engine.load(path, trust=wanted.trust))
     return engines
+
+
+def _load_plugins(engines: Sequence[Path]) -> None:
+    """The plugin library for engines that are built to look into: loaded first, as one that is inside of an engine would be in its way."""
+    from onnxfuse import plugins
+    from onnxfuse.engine import manifest, trt
+
+    known = [manifest.load(path) for path in engines if path.exists()]
+    if any(found is not None and found.plugins is not None for found in known):
+        trt.tensorrt()
+        trt.load_plugins(plugins.build(trt.gpu().sm).path)
 
 
 def _same_inputs(reference: Path, models: Sequence[Path], engines: Mapping[Path, Any]) -> None:
@@ -315,28 +332,58 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     task.progress(f"reading {task.label}")
     limits = check.tolerance(check.precision(task.reference), task.wanted.rtol, task.wanted.atol)
     parts = pieces.prepare(task.reference, feed, task.runtime, folder)
-    base = layers.ModelSubject(task.label, f"onnxruntime_{limits.name}", limits, parts, feed, task.runtime, folder)
-    subjects: list[Subject] = []
-    for path, name in task.names.items():
-        task.progress(f"reading {name}")
-        role = _role(task, path, {s.role for s in subjects})
-        if path in task.engines:
-            subjects.append(_engine_subject(task, path, role, feed, folder))
-            continue
-        other = pieces.prepare(path, feed, task.runtime, folder)
-        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
-        subjects.append(layers.ModelSubject(name, role, limits, other, feed, task.runtime, folder))
-    found = layers.look(
-        base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
-    )
-    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found), "feed": outcome.worst}}
+    half = limits.name if limits.name in ("float16", "bfloat16") else "float32"
+    base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
+    with contextlib.ExitStack() as stack:
+        subjects = _subjects(task, feed, folder, stack)
+        found = layers.look(
+            base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
+        )
+        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+    more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
 
-def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> Subject:
-    from onnxfuse.verify import taps
+def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStack) -> list[Subject]:
+    """All others, ready to be looked into until `stack` closes."""
+    from onnxfuse.verify import check, layers, pieces
 
-    return taps.EngineSubject(task.names[path], role, path)
+    found: list[Subject] = []
+    for path, name in task.names.items():
+        task.progress(f"reading {name}")
+        role = _role(task, path, {s.role for s in found})
+        if path in task.engines:
+            engine = _engine_subject(task, path, role, feed, folder)
+            stack.callback(engine.close)
+            found.append(engine)
+            continue
+        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+        parts = pieces.prepare(path, feed, task.runtime, folder)
+        found.append(layers.ModelSubject(name, role, limits, parts, feed, task.runtime, folder))
+    return found
+
+
+def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
+    from onnxfuse.engine import build
+    from onnxfuse.verify import pieces, taps
+
+    engine = task.engines[path]
+    others = (task.reference, *(other for other in task.names if other not in task.engines))
+    source = taps.source_of(engine.manifest, path, others)
+    parts = pieces.prepare(source or task.reference, feed, task.runtime, folder)
+    return taps.EngineSubject(
+        task.names[path],
+        role,
+        _engine_limits(task, engine),
+        engine,
+        engine.manifest,
+        source,
+        parts,
+        feed,
+        task.runtime,
+        folder,
+        build.in_memory,
+    )
 
 
 def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
@@ -344,6 +391,28 @@ def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
     manifest = task.engines[path].manifest if path in task.engines else None
     role = "automatic" if path in task.engines and (manifest is None or manifest.plugins is None) else "fused"
     return task.names[path] if role in taken else role
+
+
+def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
+    """The part "layers", of the first automatic engine and the first fused one; where they cannot be profiled, a note says why."""
+    found: dict[str, Any] = {}
+    for path, engine in task.engines.items():
+        found.setdefault(_role(task, path, ()), engine)
+    if not {"automatic", "fused"} <= found.keys():
+        return {}
+    from onnxfuse.bench import layers
+    from onnxfuse.engine.run import cast_feeds
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.report.graph import fused_sites
+
+    task.progress("timing layer by layer")
+    models = [path for path in task.names if path.suffix != ".engine"]
+    try:
+        automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
+    except OnnxfuseError as fault:
+        return {"notes": [f"layers: {fault}"]}
+    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    return {"layers": layers.report(automatic, fused, sources)}
 
 
 def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progress: Progress) -> dict[str, Any] | None:
@@ -355,7 +424,8 @@ def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progres
     from onnxfuse.engine.run import Engine
 
     progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
-    timings = time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, given.feeds[0], samples=wanted.samples)
+    load = {name: partial(Engine.load, path, trust=wanted.trust) for name, path in engines.items()}
+    timings = time_placed(load, given.feeds[0], samples=wanted.samples)
     baseline, *rest = engines
     ratios = {name: timings.ratio(baseline, name) for name in rest}
     return {
@@ -379,6 +449,11 @@ def _disagreement(found: Mapping[str, Any]) -> str:
             name, reason = next(iter(bad.items()))
             more = f" (and {len(bad) - 1} more outputs)" if len(bad) > 1 else ""
             parts.append(f"{other['name']}: output {name!r} differs{more}: {reason}")
+    for subject in (found.get("inside") or {}).get("subjects", ()):
+        wrong = subject["wrong"]
+        if wrong:
+            by = f"fusion {wrong['fusion']}, node '{wrong['node']}'" if wrong["fusion"] else f"node '{wrong['node']}'"
+            parts.append(f"{subject['name']}: wrong by itself: {by}")
     return "; ".join(parts)
 
 

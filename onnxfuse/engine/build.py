@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
     from onnxfuse.elementwise.compiling import Plan
+    from onnxfuse.engine.run import Engine
     from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
 
@@ -142,6 +144,32 @@ def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = 
         fp16_flag=True,
     )
     return _make(order, out, device, None, timing_cache, None)
+
+
+def in_memory(
+    model: Path, *, profiles: Mapping[str, trt.Range] | None = None, plugin_ops: Collection[str] = (), taps: Sequence[str] = ()
+) -> Engine:
+    """An engine that is built, loaded and never written: to look into. `plugin_ops` are computed by plugins, all else by TensorRT; `taps`
+    are tensors that `Engine.tap` is to give.
+
+    Raises BadInput where TensorRT cannot build it, MissingHere without TensorRT or GPU.
+    """
+    from onnxfuse.engine.run import Engine
+
+    trt.tensorrt()
+    device = trt.gpu()
+    ops = frozenset(plugin_ops)
+    order = trt.Order(
+        model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
+        path=model,
+        profiles=profiles or {},
+        libraries=(_library(device.sm, False).path,) if ops else (),
+        embed=False,
+        taps=tuple(taps),
+    )
+    built = run_cancellable(lambda cancel: trt.build(order, Phases(None, cancel)))
+    assert built is not None  # nobody cancels it
+    return Engine(built.engine, f"{model.name}, built to look into", manifest=None, host_code=False)
 
 
 def compatibility(text: str | None) -> str | None:
@@ -266,14 +294,34 @@ def _make(
 
 
 def _write(out: Path, engine: bytes, result: Manifest, libraries: Sequence[Path]) -> None:
-    """The library, the engine, and last the manifest: what is there in between does not fit the manifest, and is not loaded."""
+    """The library, the engine, and last the manifest: what is there in between does not fit the manifest, and is not loaded.
+
+    Two processes that build the same engine replace these files one after the other, never in turns.
+    """
     beside = result.plugins.file if result.plugins is not None else None
-    if beside is not None:
-        with atomic(out.with_name(beside)) as part:
-            part.write_bytes(libraries[0].read_bytes())
-    with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
-        engine_part.write_bytes(engine)
-        manifest_part.write_text(result.to_json(), encoding="utf-8")
+    with _turn(out.parent):
+        if beside is not None:
+            with atomic(out.with_name(beside)) as part:
+                part.write_bytes(libraries[0].read_bytes())
+        with atomic(manifests.path_of(out)) as manifest_part, atomic(out) as engine_part:
+            engine_part.write_bytes(engine)
+            manifest_part.write_text(result.to_json(), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write engines to this folder. The lock is on the folder itself, leaves no file, and ends with the
+    process. File systems that have no locks go without.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _check_output(model: Path, out: Path) -> None:

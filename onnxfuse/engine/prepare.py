@@ -94,8 +94,8 @@ def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:
     """The texts of all element-wise expressions among the nodes of `plugin_ops` in the model at `path`, each once."""
-    nodes = (node for node in _nodes(read(path)) if node.domain == DOMAIN and node.op_type in plugin_ops)
-    return tuple(dict.fromkeys(_expression(node) for node in nodes if creator(node.op_type) == GENERATED))
+    nodes = [node for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) == GENERATED]
+    return tuple(dict.fromkeys(_expression(node) for node in nodes if {node.op_type, GENERATED} & plugin_ops))
 
 
 def creator(op_type: str) -> str:

@@ -99,7 +99,7 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, dict[str, ValueInfoProto]]:
 
 
 _PROPAGATED = frozenset({"Add", "Cast", "Concat", "Identity", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"})  # a Gather's is its indices'
-_MOST_PROPAGATED = 1 << 20  # elements; a shape has some ten
+_MOST_PROPAGATED = 1 << 12  # elements; a shape has some ten
 
 
 def _propagates_without_bound(graph: GraphProto, sizes: dict[str, int]) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 from onnx_graphsurgeon.ir.tensor import SparseValues
 
@@ -20,7 +22,8 @@ from onnxfuse.graph.functions import drop_unused
 from onnxfuse.graph.model import Model
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.skeleton import put_constants
-from onnxfuse.graph.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, delimited
+from onnxfuse.graph.tensors import every
+from onnxfuse.graph.wire import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, delimited, map_file, split
 
 _MOST_INLINE = (1 << 31) - (1 << 20)  # bytes; protobuf messages end at 2 GiB
 _EXTERNAL_FROM = 1024  # bytes; smaller tensors stay in the model, where shape inference finds them
@@ -55,7 +58,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         with atomic(target) as temporary, open(temporary, "wb") as out:
             _write(out, proto, graph, [_piece(name, values) for name, values in constants.items()])
         return
-    data_name = _data_name(model, target)
+    replaced = _own_data(target)
+    data_name = _data_name(model, target, replaced)
     with atomic(target) as temporary, open(temporary, "wb") as out:
         with atomic(target.parent / data_name) as data_temporary, open(data_temporary, "wb") as data:
             pieces = [
@@ -63,6 +67,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
                 for name, values in constants.items()
             ]
         _write(out, proto, graph, pieces)
+    for name in replaced - {os.path.realpath(target.parent / data_name)} - _sources(model):
+        Path(name).unlink(missing_ok=True)
 
 
 def _assemble(model: Model, inline: bool) -> tuple[ModelProto, dict[str, Any]]:
@@ -169,9 +175,23 @@ def _write(out: BinaryIO, model: ModelProto, graph: bytes, pieces: list[_Piece])
             out.write(chunk)
 
 
-def _data_name(model: Model, target: Path) -> str:
-    """A name beside `target` that is none of the files that the model itself still reads from."""
-    sources = _sources(model)
+def _own_data(target: Path) -> set[str]:
+    """The data files, of names that `save` gives, which the model that is now at `target` reads."""
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(split(map_file(target))[0])
+    except (OSError, ValueError, DecodeError):  # nothing there, or no model
+        return set()
+    places = {weights.location(tensor).file for tensor in every(proto) if tensor.data_location == TensorProto.EXTERNAL}
+    own = re.compile(rf"{re.escape(target.name)}(\.\d+)?\.data")
+    return {os.path.realpath(target.parent / name) for name in places if own.fullmatch(name)}
+
+
+def _data_name(model: Model, target: Path, replaced: set[str]) -> str:
+    """A name beside `target` that is none of the files that the model still reads from, nor of those that the model there reads: until
+    that one is replaced, it is whole.
+    """
+    sources = _sources(model) | replaced
     name, count = f"{target.name}.data", 0
     while os.path.realpath(target.parent / name) in sources:
         count += 1

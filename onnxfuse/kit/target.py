@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("error: numpy is not installed here; `python3 -m pip install numpy`")
+    sys.stderr.write("error: numpy is not installed here; `python3 -m pip install numpy`\n")
+    sys.exit(3)
 
 SCHEMA = 1
 KIT = "kit.json"
@@ -60,8 +61,11 @@ class Fault(Exception):
 
 def read_kit(folder: str, expected: str | None = None) -> dict[str, Any]:
     """kit.json, after every file that it names has been compared with its hash. `expected` is the hash of kit.json itself."""
+    path = os.path.join(folder, KIT)
+    if os.path.lexists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise Fault(2, f"{folder}: {KIT} is no ordinary file; copy the kit again")
     try:
-        with open(os.path.join(folder, KIT), "rb") as file:
+        with open(path, "rb") as file:
             text = file.read()
         kit: dict[str, Any] = json.loads(text.decode("utf-8"))
         schema, files = kit["schema"], dict(kit["files"])
@@ -443,6 +447,17 @@ class Engine:
         else:
             self.cuda.call("cuGraphLaunch", self.graph, self.stream)
 
+    def launch_computes(self) -> bool:
+        """Whether a launch itself makes the outputs of a run: they are overwritten before. A graph that misses a kernel is fast."""
+        self.enqueue()
+        wanted = self.fetch()
+        for memory in self.memory.values() if self.graph is not None else ():
+            if memory not in [self.memory.get(name) for name in self.inputs]:
+                self.cuda.call("cuMemsetD8_v2", memory.pointer, ctypes.c_ubyte(0xFF), ctypes.c_size_t(memory.size))
+        self.launch()
+        got = self.fetch()
+        return all(measure(got[name], wanted[name], SAME)["agrees"] for name in wanted)
+
     def layers(self) -> list[Any]:
         """The layer table, as TensorRT's inspector tells it."""
         inspector = self.engine.create_engine_inspector()
@@ -575,6 +590,8 @@ def from_engine(array: Any, kind: str) -> Any:
 # Are the outputs right? ----------------------------------------------------------------------------------------------------
 
 FEW, FEW_NORMALISED, REL_FLOOR = 8, 0.1, 1e-6
+# Two runs of one engine: sums in another order make no more difference.
+SAME = {"rtol": None, "atol": None, "of_typical": 0.0, "cosine": None, "relative_rms": None, "normalised": 1e-3}
 
 
 def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -586,7 +603,7 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     got, want = np.asarray(got), np.asarray(want)
     found: dict[str, Any] = {
         "agrees": True, "reason": "", "dtype": want.dtype.name, "shape": list(want.shape), "elements": int(want.size), "max_abs": 0.0,
-        "max_rel": 0.0, "cosine": 1.0, "relative_rms": 0.0, "normalised": 0.0, "outside": 0, "nan_equal": 0, "nan_differ": 0,
+        "max_rel": 0.0, "cosine": 1.0, "relative_rms": 0.0, "normalised": 0.0, "used": 0.0, "outside": 0, "nan_equal": 0, "nan_differ": 0,
         "inf_equal": 0, "inf_differ": 0, "notes": [],
     }  # fmt: skip
     if got.shape != want.shape:
@@ -612,6 +629,7 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if (atol is not None or rtol is not None) and error.size:
         bound = max(atol or 0.0, limits["of_typical"] * typical) + (rtol or 0.0) * np.abs(b)
         found["outside"] = int(np.sum(error > bound))
+        found["used"] = float(np.max(np.divide(error, bound, out=np.where(error > 0, math.inf, 0.0), where=bound > 0)))
         if found["outside"]:
             reasons.append(f"{found['outside']} of {want.size} values are outside rtol {rtol} and atol {atol}")
     if error.size:
@@ -625,7 +643,11 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     found["relative_rms"] = norm_e / norm_b if norm_b else (0.0 if not norm_e else math.inf)
     found["normalised"] = found["max_abs"] / top if top else (0.0 if not found["max_abs"] else math.inf)
     if top or (atol is None and rtol is None):
-        reasons += _scale_free(found, limits, int(want.size))
+        share, why = _scale_free(found, limits, int(want.size))
+        found["used"] = max(found["used"], share)
+        reasons += why
+    if found["nan_differ"] or found["inf_differ"]:
+        found["used"] = math.inf
     return dict(found, agrees=not reasons, reason="; ".join(reasons))
 
 
@@ -634,27 +656,33 @@ def _measure_exact(got: Any, want: Any, found: dict[str, Any]) -> dict[str, Any]
         return dict(found, agrees=False, reason=f"{got.dtype.name} instead of {want.dtype.name}")
     different = int(np.sum(got != want))
     reason = f"{different} of {want.size} values differ" if different else ""
-    return dict(found, agrees=not different, reason=reason, outside=different)
+    return dict(found, agrees=not different, reason=reason, outside=different, used=math.inf if different else 0.0)
 
 
-def _scale_free(found: Mapping[str, Any], limits: Mapping[str, Any], size: int) -> list[str]:
-    reasons = []
-    if limits["cosine"] is not None and size >= FEW and found["cosine"] < limits["cosine"]:
-        reasons.append(f"cosine {found['cosine']:.6f} is below {limits['cosine']:g}")
-    if limits["relative_rms"] is not None and size >= FEW and found["relative_rms"] > limits["relative_rms"]:
-        reasons.append(f"the error's norm is {found['relative_rms']:.3g} of the reference's, above {limits['relative_rms']:g}")
+def _scale_free(found: Mapping[str, Any], limits: Mapping[str, Any], size: int) -> tuple[float, list[str]]:
+    """The share of the limits that the worst figure takes, and what is beyond them."""
+    used, reasons = 0.0, []
+    if limits["cosine"] is not None and size >= FEW:
+        used = max(used, (1.0 - found["cosine"]) / (1.0 - limits["cosine"]))
+        if found["cosine"] < limits["cosine"]:
+            reasons.append(f"cosine {found['cosine']:.6f} is below {limits['cosine']:g}")
+    if limits["relative_rms"] is not None and size >= FEW:
+        used = max(used, found["relative_rms"] / limits["relative_rms"])
+        if found["relative_rms"] > limits["relative_rms"]:
+            reasons.append(f"the error's norm is {found['relative_rms']:.3g} of the reference's, above {limits['relative_rms']:g}")
     if limits["normalised"] is not None:
         limit = limits["normalised"] if size >= FEW else max(FEW_NORMALISED, limits["normalised"])
+        used = max(used, found["normalised"] / limit)
         if found["normalised"] > limit:
             reasons.append(f"largest error is {found['normalised']:.3g} of the largest reference value, above {limit:g}")
-    return reasons
+    return used, reasons
 
 
 def worst(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One output over several cases: the largest errors, the smallest cosine, and the first reason."""
     bad = next((m for m in each if not m["agrees"]), each[0])
     found = dict(bad)
-    for key in ("max_abs", "max_rel", "relative_rms", "normalised"):
+    for key in ("max_abs", "max_rel", "relative_rms", "normalised", "used"):
         found[key] = max(m[key] for m in each)
     found["cosine"] = min(m["cosine"] for m in each)
     for key in ("elements", "outside", "nan_equal", "nan_differ", "inf_equal", "inf_differ"):
@@ -679,40 +707,20 @@ def check(kit: Mapping[str, Any], got: Sequence[dict[str, Any]], wanted: Sequenc
 
 # How fast? -----------------------------------------------------------------------------------------------------------------
 
-SAMPLE_MS, WARM_UP_SECONDS, CLOCK_TOLERANCE, WIDTH_LIMIT, RESAMPLES = 2.0, 0.2, 0.03, 0.03, 2000
-# Student's t, two-sided 95 %, for 1 to 10 degrees of freedom; the last serves for more.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+SAMPLE_MS, CLOCK_TOLERANCE, RATIO_WIDTH_LIMIT = 2.0, 0.03, 0.05
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom; the last serves for more.
+STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
-def bootstrap(samples: Mapping[str, Sequence[float]], seed: int = 0) -> Iterator[dict[str, float]]:
-    """RESAMPLES times the medians by engine, of blocks of neighbours (circular block bootstrap, Politis and Romano, 1992). Samples of
-    the same index were taken together and are drawn together.
-    """
-    values = {name: np.asarray(each, np.float64) for name, each in samples.items()}
-    count = len(next(iter(values.values())))
-    length = max(1, round(count ** (1 / 3)))
-    random = np.random.RandomState(seed)
-    for _ in range(RESAMPLES):
-        starts = random.randint(0, count, -(-count // length))
-        index = ((starts[:, None] + np.arange(length)) % count).reshape(-1)[:count]
-        yield {name: float(np.median(each[index])) for name, each in values.items()}
-
-
-def interval(value: float, low: float, high: float) -> dict[str, float]:
-    return {"median": round(value, 6), "low": round(float(low), 6), "high": round(float(high), 6)}
-
-
-def student(values: Any) -> dict[str, float]:
-    """Geometric mean of one value a placement, and its 95 % interval after Student: a placement is one observation."""
+def interval(values: Any) -> dict[str, float]:
+    """Geometric mean of one value a placement, and Student's 95 % interval: a placement is one observation, however many samples it has."""
     logs = np.log(values)
     half = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1] * float(logs.std(ddof=1)) / math.sqrt(len(logs))
     centre = float(logs.mean())
-    return interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
-
-
-def tails(values: Any, resampled: Sequence[float]) -> dict[str, float]:
-    """The interval of one value a placement; of a single one, by what resampling its samples gave."""
-    return student(values) if len(values) > 1 else interval(float(values[0]), *np.quantile(resampled, [0.025, 0.975]))
+    return {key: round(math.exp(centre + shift), 6) for key, shift in (("median", 0.0), ("low", -half), ("high", half))}
 
 
 def verdict(ratio: Mapping[str, float]) -> str:
@@ -723,18 +731,18 @@ def verdict(ratio: Mapping[str, float]) -> str:
 
 
 def time_engines(
-    load: Mapping[str, Callable[[], Engine]], feeds: dict[str, Any], cuda: Cuda, clocks: Clocks, samples: int, placements: int
+    load: Mapping[str, Callable[[], Engine]], feeds: dict[str, Any], cuda: Cuda, clocks: Clocks, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """CUDA graph replay, events, warm-up; engines in turns, in an order that turns round; loaded anew `placements` times, each time
+    """CUDA graph replay, events, warm-up; engines in turns, in an order that turns round; loaded anew for each placement, every time
     elsewhere in memory, since one engine runs several per cent faster or slower from one loading to the next.
     """
-    each = max(2, -(-samples // placements))
+    each = max(2, -(-options.samples // options.placements))
     taken: dict[str, list[float]] = {name: [] for name in load}
     marks: list[str] = []
     before = clocks.read()
     random = np.random.RandomState(0)
     names = list(load)
-    for _ in range(placements):
+    for _ in range(options.placements):
         spacer = Memory(cuda, int(random.randint(1, 256)) << 20)  # moves what is loaded after it
         with contextlib.ExitStack() as stack:
             stack.callback(spacer.free)
@@ -744,20 +752,22 @@ def time_engines(
                 why_not = engine.capture()
                 if why_not:
                     marks.append(f"{name}: no CUDA graph, timed by plain enqueue ({why_not})")
-            runs = {name: warm_up(cuda, engine) for name, engine in engines.items()}
+                if not engine.launch_computes():
+                    marks.append(f"{name}: what is timed gives other outputs than a run")
+            runs = {name: warm_up(cuda, engine, options.warm_up) for name, engine in engines.items()}
             order = list(engines)
             for _ in range(each):
                 for name in order:
                     taken[name].append(timed(cuda, engines[name], runs[name]))
                 order.reverse()
         names = names[1:] + names[:1]
-    marks += judge(taken, before, clocks.read())
-    return summary(taken, placements, marks, before)
+    marks += judge(before, clocks.read())
+    return summary(taken, options.placements, marks, before)
 
 
-def warm_up(cuda: Cuda, engine: Engine) -> int:
+def warm_up(cuda: Cuda, engine: Engine, seconds: float) -> int:
     """Runs until the clocks settle; answers how many runs one sample averages over."""
-    count, end = 1, time.monotonic() + WARM_UP_SECONDS
+    count, end = 1, time.monotonic() + seconds
     while True:
         one = timed(cuda, engine, count)
         if time.monotonic() >= end:
@@ -778,12 +788,14 @@ def timed(cuda: Cuda, engine: Engine, count: int) -> float:
     cuda.call("cuEventElapsedTime", ctypes.byref(spent), start, end)
     for event in (start, end):
         cuda.call("cuEventDestroy_v2", event)
+    if not 0 < spent.value < math.inf:
+        raise Fault(1, f"{engine.name}: a run is said to have taken {spent.value} ms, which is no time; nothing was measured")
     return spent.value / count
 
 
-def judge(taken: Mapping[str, Sequence[float]], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Reasons not to trust the figures."""
-    marks = [f"{name}: a sample is not a positive time" for name, each in taken.items() if not all(0 < v < math.inf for v in each)]
+def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Reasons of the clocks not to trust the figures."""
+    marks = []
     for what in ("sm", "memory"):
         then, now = before[what], after[what]
         if then and now and abs(now - then) / then > CLOCK_TOLERANCE:
@@ -792,22 +804,21 @@ def judge(taken: Mapping[str, Sequence[float]], before: Mapping[str, Any], after
 
 
 def summary(taken: Mapping[str, Sequence[float]], placements: int, marks: Sequence[str], clocks: Mapping[str, Any]) -> dict[str, Any]:
+    """Medians, and ratios of the first engine over each other one: above 1, the other is faster."""
     medians = {name: np.median(np.asarray(each, np.float64).reshape(placements, -1), axis=1) for name, each in taken.items()}
-    drawn = list(bootstrap(taken)) if placements == 1 else []
-    engines = {name: tails(medians[name], [row[name] for row in drawn]) for name in taken}
-    wide = [
-        f"{name}: interval too wide, {100 * (i['high'] - i['low']) / i['median']:.1f} % of the median (limit {100 * WIDTH_LIMIT:.0f} %)"
-        for name, i in engines.items()
-        if i["high"] - i["low"] > WIDTH_LIMIT * i["median"]
-    ]
-    baseline = next(iter(taken))
-    ratios = {}
-    for name in list(taken)[1:]:
-        ratio = tails(medians[baseline] / medians[name], [row[baseline] / row[name] for row in drawn])
+    baseline, *others = taken
+    ratios: dict[str, Any] = {}
+    wide = []
+    for name in others:
+        ratio = interval(medians[baseline] / medians[name])
         ratios[name] = dict(ratio, verdict=verdict(ratio))
+        width = (ratio["high"] - ratio["low"]) / ratio["median"]
+        if width > RATIO_WIDTH_LIMIT:
+            limit = f"{100 * RATIO_WIDTH_LIMIT:.0f} %"
+            wide.append(f"{baseline} over {name}: interval too wide, {100 * width:.1f} % of the ratio (limit {limit})")
     return {
-        "engines": engines, "baseline": baseline, "ratios": ratios, "samples": len(taken[baseline]), "placements": placements,
-        "marks": list(dict.fromkeys([*marks, *wide])), "clocks": dict(clocks),
+        "engines": {name: interval(each) for name, each in medians.items()}, "baseline": baseline, "ratios": ratios,
+        "samples": len(taken[baseline]), "placements": placements, "marks": list(dict.fromkeys([*marks, *wide])), "clocks": dict(clocks),
         "samples_ms": {name: list(each) for name, each in taken.items()},
     }  # fmt: skip
 
@@ -841,11 +852,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--placements", metavar="N", type=int, default=8, help="how often engines are loaded anew while timing (default: 8)"
     )
+    parser.add_argument("--warm-up", metavar="S", type=float, default=0.2, help="seconds to warm up before each loading (default: 0.2)")
     parser.add_argument("--sha256", metavar="HASH", help="the hash of kit.json that was said when the kit was made: refuses any other kit")
     parser.add_argument("--fresh", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.samples < 0 or options.placements < 1:
-        parser.error("--samples cannot be negative, and --placements must be 1 or more")
+    if options.samples < 0 or options.placements < 2:
+        parser.error("--samples cannot be negative, and --placements must be 2 or more")
     return options
 
 
@@ -880,7 +892,7 @@ def work(options: argparse.Namespace) -> int:
     if options.samples and all(found["agrees"] for found in checks.values()):  # a wrong result has no latency
         say(f"timing {' and '.join(engines)}: {options.samples} samples each, {options.placements} loadings")
         load = {name: functools.partial(Engine, tensorrt, cuda, data, name) for name, data in engines.items()}
-        timings = time_engines(load, cases[0][0], cuda, clocks, options.samples, options.placements)
+        timings = time_engines(load, cases[0][0], cuda, clocks, options)
         for name in engines:
             with load[name]() as engine:
                 layers[name] = engine.profile(cases[0][0])
@@ -979,7 +991,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
     say(f"running {name} in a fresh process, with no plugin library")
     with tempfile.TemporaryDirectory(prefix="onnxfuse-kit-") as folder:
         order = os.path.join(folder, "order.json")
-        np.savez(os.path.join(folder, "in.npz"), **case[0])
+        np.savez(os.path.join(folder, "in.npz"), **{f"in/{name}": array for name, array in case[0].items()})
         with open(order, "w", encoding="utf-8") as file:
             json.dump({"engine": path, "inputs": os.path.join(folder, "in.npz"), "outputs": os.path.join(folder, "out.npz")}, file)
         command = [sys.executable, os.path.abspath(__file__), "--fresh", order]
@@ -988,7 +1000,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
             said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
             raise Fault(1, f"{name} does not run in a fresh process: {said[-1][:300]}")
         with np.load(os.path.join(folder, "out.npz"), allow_pickle=False) as data:
-            return check(kit, [{key: data[key] for key in data.files}], [case[1]])
+            return check(kit, [{key[4:]: data[key] for key in data.files}], [case[1]])
 
 
 def run_fresh(order_path: str) -> int:
@@ -996,11 +1008,11 @@ def run_fresh(order_path: str) -> int:
     with open(order_path, encoding="utf-8") as file:
         order = json.load(file)
     with np.load(order["inputs"], allow_pickle=False) as data:
-        feeds = {key: data[key] for key in data.files}
+        feeds = {key[3:]: data[key] for key in data.files}
     with open(order["engine"], "rb") as file:
         content = file.read()
     with Engine(TensorRT(), Cuda(), content, os.path.basename(order["engine"])) as engine:
-        np.savez(order["outputs"], **engine.run(feeds))
+        np.savez(order["outputs"], **{f"out/{name}": array for name, array in engine.run(feeds).items()})
     return 0
 
 

@@ -91,7 +91,7 @@ class Trial:
 
     @property
     def names(self) -> str:
-        return " + ".join(group.name for group in self.groups) or "nothing"
+        return " + ".join(group.name for group in self.groups) or "TensorRT alone"
 
     @property
     def ratio(self) -> float:
@@ -139,8 +139,18 @@ class Trial:
             return f"not to be trusted, {self.figures}: {'; '.join(self.result['marks'])}"
         if outcome == "draw" and not self.result["ratio"]["low"] <= 1 <= self.result["ratio"]["high"]:
             return f"draw, {self.figures}: within the {self.margin:.1%} that two builds of one model may differ by"
-        summary = ((self.result.get("layers") or {}).get("diff") or {}).get("summary") if outcome == "lost" else None
-        return f"{outcome}, {self.figures}" + (f": {summary}" if summary else "")
+        return f"{outcome}, {self.figures}"
+
+    @property
+    def explained(self) -> str:
+        """The outcome in words, and what the layers say of one that lost."""
+        return self.said + self.because
+
+    @property
+    def because(self) -> str:
+        """Why it lost, from the layers of both engines; else empty."""
+        summary = ((self.result.get("layers") or {}).get("diff") or {}).get("summary")
+        return f": {summary}" if summary and self.outcome == "lost" else ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,7 +158,7 @@ class Trial:
             "groups": [group.name for group in self.groups],
             "site_count": len(self.keys),
             "outcome": self.outcome,
-            "reason": self.said,
+            "reason": self.explained,
             **self.result,
         }
 
@@ -330,7 +340,7 @@ class _Search:
         if alone is None:
             return False, self.not_measured.get(_id(group), "not measured")
         if not alone.won:
-            return False, f"{alone.said}; left to TensorRT" if alone.outcome in ("draw", "lost") else alone.said
+            return False, f"{alone.said}; left to TensorRT{alone.because}" if alone.outcome in ("draw", "lost") else alone.said
         reason = f"{alone.said} alone, but "
         nodes = set(place.site.nodes)
         for other in self.groups:

@@ -18,7 +18,13 @@ def of(report: Report) -> list[dict[str, Any]]:
 
 
 def _axis(name: str, question: str, answer: str, good: bool | None, facts: Iterable[Fact]) -> dict[str, Any]:
-    return {"name": name, "question": question, "answer": answer, "good": good, "facts": [{"what": what, "value": value} for what, value in facts]}
+    return {
+        "name": name,
+        "question": question,
+        "answer": answer,
+        "good": good,
+        "facts": [{"what": what, "value": value} for what, value in facts],
+    }
 
 
 # -------------------------------------------------------------------------------------------------------- performance
@@ -36,24 +42,44 @@ def _performance(report: Report) -> dict[str, Any]:
         facts.append(("samples of each", str(timings["samples"])))
     measured = [row for row in report.get("rows") or () if row.get("verdict")]
     verdicts += [str(row["verdict"]) for row in measured]
-    facts += [(f"models that are {word}", str(count)) for word in ("faster", "draw", "slower") if (count := _count(measured, word))]
-    facts += _layer_facts(report)
+    facts += [
+        ({"faster": "faster", "draw": "a draw", "slower": "slower"}[word], f"{count} of {len(measured)}")
+        for word in ("faster", "draw", "slower")
+        if (count := _count(measured, word))
+    ]
+    facts += _layer_facts(report) + _kernel_facts(report)
     cautions = len(timings.get("marks") or ())
     if cautions:
         facts.append(("cautions about the measurement", str(cautions)))
+    if not verdicts and facts and report["kind"] == "benchmark":
+        answer = "These are kernels alone: only whole engines, timed side by side, say that."
+        return _axis("performance", question, answer, None, facts)
     if not verdicts:
         return _axis("performance", question, "Not measured here: build both engines on the GPU and compare them.", None, facts)
     # Several engines or models have an answer each; only one that all share is said in one word.
     words = sorted(set(verdicts), key=["faster", "draw", "slower"].index)
     if len(words) > 1:
         return _axis("performance", question, f"It depends: {', '.join(f'{verdicts.count(w)} {w}' for w in words)}.", None, facts)
-    answers = {"faster": "Yes, by measurement.", "slower": "No: it is slower.", "draw": "No difference can be measured, so TensorRT's own fusion stays."}
+    answers = {
+        "faster": "Yes, by measurement.",
+        "slower": "No: it is slower.",
+        "draw": "No difference can be measured, so TensorRT's own fusion stays.",
+    }
     good = {"faster": True, "slower": False, "draw": None}[words[0]]
     return _axis("performance", question, answers[words[0]], good, facts)
 
 
 def _count(rows: Sequence[Mapping[str, Any]], word: str) -> int:
     return sum(row["verdict"] == word for row in rows)
+
+
+def _kernel_facts(report: Report) -> list[Fact]:
+    """The largest share of a copy's bandwidth that each kernel reached."""
+    best: dict[str, float] = {}
+    for point in (report.get("roofline") or {}).get("points") or ():
+        if point.get("share_of_copy"):
+            best[str(point["kernel"])] = max(best.get(str(point["kernel"]), 0.0), point["share_of_copy"])
+    return [(f"{kernel}, at its best", f"{100 * share:.0f} % of a copy's bandwidth") for kernel, share in best.items()]
 
 
 def _layer_facts(report: Report) -> list[Fact]:
@@ -77,11 +103,13 @@ def _debugging(report: Report) -> dict[str, Any]:
     question = "What can still be seen inside?"
     facts: list[Fact] = []
     seen = visible(report)
-    answer, good = "The graphs are not in this report.", None
+    answer, good = "See a report of optimize or compare: the graphs are not in this one.", None
     if seen is not None:
         kept, hidden, gone = seen
         facts.append(("tensors that kept their name", f"{kept} of {kept + hidden + gone}"))
-        facts.append(("inside fused nodes", f"{hidden}; each fused node holds its definition, which onnxruntime runs and --undo brings back"))
+        facts.append(
+            ("inside fused nodes", f"{hidden}; a fused node is a standard operator, or holds its definition, which --undo brings back")
+        )
         facts.append(("computed ahead or removed by cleaning", str(gone)))
         answer = (
             f"{100 * kept / max(kept + hidden, 1):.0f} % of the tensors that are computed at run time keep their name and can be compared; "
@@ -105,6 +133,9 @@ def _debugging(report: Report) -> dict[str, Any]:
 
 
 def _checked(report: Report) -> Fact | None:
+    rows = [row for row in report.get("rows") or () if "agrees" in row]
+    if rows:
+        return "models whose outputs agree", f"{sum(bool(row['agrees']) for row in rows)} of {len(rows)}"
     checks = [report["check"]] if report.get("check") else [other["check"] for other in report.get("others") or ()]
     if not checks:
         return None
@@ -172,19 +203,32 @@ def _generality(report: Report) -> dict[str, Any]:
     for kernel in report.get("kernels") or ():
         width = f"last axis up to {kernel['max_width']}" if kernel.get("max_width") else "any last axis"
         facts.append((kernel["op"], f"sm_{kernel['oldest_sm']} and newer; {', '.join(kernel['dtypes'])}; {width}"))
-    for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ()):
-        facts.append(("outside of that", outside))
+    facts += [("outside of that", outside) for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ())]
     sites = report.get("sites")
-    answer = "No site was looked for in this report."
     if sites is not None:
-        fused = sum(site["decision"] == "fused" for site in sites)
-        answer = f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT." if sites else "No fusion has a site in this model."
         facts.append(("near misses, each with its reason", str(len(report.get("misses") or ()))))
     machine = report.get("machine") or {}
     if machine.get("gpu"):
-        facts.append(("measured on", ", ".join(str(machine[key]) for key in ("gpu", "tensorrt", "driver") if machine.get(key))))
+        words = {"gpu": "", "tensorrt": "TensorRT ", "driver": "driver "}
+        facts.append(("measured on", ", ".join(f"{word}{machine[key]}" for key, word in words.items() if machine.get(key))))
         facts.append(("on other GPUs and versions", "these figures are estimates; measure again"))
-    return _axis("generality", question, answer, None, facts)
+    return _axis("generality", question, _where_it_holds(report), None, facts)
+
+
+def _where_it_holds(report: Report) -> str:
+    sites = report.get("sites")
+    rows = [row for row in report.get("rows") or () if "failed" not in row]
+    if sites:
+        fused = sum(site["decision"] == "fused" for site in sites)
+        if fused == len(sites):
+            return f"All {fused} legal sites are fused."
+        return f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT."
+    if sites is not None:
+        return "No fusion has a site in this model."
+    if rows:
+        names = len({row["name"] for row in rows})
+        return f"{names} models were measured; {sum(not row.get('sites') for row in rows)} of {len(rows)} rows have no site."
+    return "No site was looked for in this report."
 
 
 def interval(ratio: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.report import axes, graph, kernels, read, roofline
+from onnxfuse.report import axes, graph, read, roofline
 
 
 def complete(report: Any, before: Path | None = None, after: Path | None = None) -> read.Report:
@@ -21,7 +21,9 @@ def complete(report: Any, before: Path | None = None, after: Path | None = None)
 def derived(report: read.Report) -> read.Report:
     """The report with the parts that follow from its own content made anew."""
     found = dict(report)
-    if "kernels" not in found and "graph" in found:
+    if "kernels" not in found and ("graph" in found or found["kind"] == "benchmark"):
+        from onnxfuse.report import kernels
+
         found["kernels"] = kernels.facts(found)
     copy = (found.get("roofline") or {}).get("copy_gbps") or (found.get("machine") or {}).get("copy_gbps")
     if copy and found.get("layers"):

@@ -182,7 +182,7 @@ def _dtype(number: int) -> str:
     import onnx
 
     try:
-        name = onnx.TensorProto.DataType.Name(number)  # type: ignore[arg-type]
+        name = str(onnx.TensorProto.DataType.Name(number))
     except ValueError:
         return f"type {number}"
     return {"FLOAT": "float32", "DOUBLE": "float64", "UNDEFINED": ""}.get(name, name.lower())
@@ -322,7 +322,12 @@ def _side(reader: _Reader, taken: Mapping[int, int], sites: Sites, scopes: Mappi
         _cut(members, reader.edges, groups)
     _regions(taken, sites, groups)
     nodes = [_node(item, reader.types, groups.of.get(place), taken.get(place)) for place, item in enumerate(items)]
-    return {"nodes": nodes, "groups": _parents_first(groups, nodes), "edges": [list(edge) for edge in reader.edges], "omitted": reader.omitted}
+    return {
+        "nodes": nodes,
+        "groups": _parents_first(groups, nodes),
+        "edges": [list(edge) for edge in reader.edges],
+        "omitted": reader.omitted,
+    }
 
 
 def _node(item: _Item, types: Mapping[str, str], group: int | None, site: int | None) -> dict[str, Any]:
@@ -390,11 +395,12 @@ def _cut(members: Sequence[int], edges: Sequence[tuple[int, int, int]], groups: 
         passing[number] += passing[number - 1]
     size = max(MOST_DIRECT // 2, -(-len(members) // (MOST_DIRECT * 2 // 3)))
     parent = groups.of.get(members[0])
-    start = 0
+    start = number = 0
     while start < len(members):
         near, far = start + size * 2 // 3, start + size * 4 // 3
         end = len(members) if far >= len(members) else min(range(near, far), key=lambda cut: (passing[cut], abs(cut - start - size)))
-        group = groups.add(f"nodes {start + 1} to {end}", "part", parent)
+        number += 1
+        group = groups.add(f"part {number}", "part", parent)
         groups.of.update(dict.fromkeys(members[start:end], group))
         start = end
 

@@ -1,13 +1,14 @@
 """Reports as one HTML page that needs nothing else: styles, scripts and libraries are inside, and nothing is fetched.
 
 Every name comes from a model file and may be hostile. What the template writes goes through its escaping; what the scripts read is
-JSON in a script element that holds no "<", and they write text, never markup. A policy in the page allows its own scripts by their
-hashes alone, so that even a name that got through would not run.
+packed, and they write text, never markup. A policy in the page allows its own scripts by their hashes alone, so that even a name that got
+through would not run.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -30,17 +31,22 @@ def page(report: Mapping[str, Any]) -> str:
     return _render("page.html.j2", full, scripts, _data(full), _context(full))
 
 
+def difference(diff: Mapping[str, Any]) -> str:
+    """The page of what changed between two reports, as made by `report.diff`."""
+    return _render("diff.html.j2", diff, [], "", {"most": MOST_ROWS})
+
+
 def write(report: Mapping[str, Any], path: Path) -> None:
-    """Write the page whole or not at all. BadInput where the file system refuses."""
+    """Write the page of a report, or of a difference, whole or not at all. BadInput where the file system refuses."""
     from onnxfuse.graph.files import atomic
 
+    text = difference(report) if report.get("kind") == "diff" else page(report)
     with atomic(path) as temporary:
-        temporary.write_text(page(report), encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _context(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows, in the order of the page."""
-    ways, budget = summary.budget(report)
     measured = [row["verdict"] for row in report.get("rows") or () if row.get("verdict")]
     return {
         "name": summary.model_name(report),
@@ -54,10 +60,10 @@ def _context(report: Mapping[str, Any]) -> dict[str, Any]:
         "counts": {word: measured.count(word) for word in ("faster", "draw", "slower") if word in measured},
         "misses": summary.misses(report),
         "tensors": report.get("tensors") or [],
-        "tensor_lead": summary.tensors_in_words(report),
+        "inside": summary.inside(report),
         "metrics": summary.metrics(report),
         "graph_lead": summary.graph_in_words(report),
-        "budget": {"ways": ways, "outputs": budget} if budget else None,
+        "budget": summary.budget(report),
         "facts": summary.facts(report),
         "most": MOST_ROWS,
     }
@@ -79,7 +85,7 @@ def _render(template: str, report: Mapping[str, Any], scripts: list[str], data: 
     environment.filters.update(
         {name: _absent_is_none(getattr(summary, name)) for name in ("figure", "cosine", "percent")}, outputs=summary.outputs
     )
-    credits = ", ".join(f"{entry['package']} {entry['version']}" for entry in assets())
+    credits = ", ".join(f"{entry['package']} {entry['version']}" for entry in assets() if any(entry["package"] in s[:99] for s in scripts))
     return environment.get_template(template).render(
         report=report,
         data=Markup(data),
@@ -126,7 +132,7 @@ def _scripts(without: frozenset[str]) -> list[str]:
             found.append(f"/*! {entry['package']} {entry['version']}, {entry['licence']} */\n{text}")
     licences = (folder / "assets" / "LICENSES.txt").read_text(encoding="utf-8").replace("*/", "* /")
     own = "\n".join((folder / "templates" / name).read_text(encoding="utf-8") for name in SCRIPTS if name not in without)
-    found.append(f'/*!\n{licences}*/\n"use strict";\n(() => {{\n{own}\n}})();\n')
+    found.append(f'/*!\n{licences}*/\n"use strict";\n(async () => {{\n{own}\n}})();\n')
     return found
 
 
@@ -135,12 +141,23 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
+def _drawn(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chart needs of a tensor; a page of thousands stays small."""
+    keys = ("name", "node", "fusion", "agrees", "reason", *summary.METRICS)
+    found = {key: tensor[key] for key in keys if tensor.get(key) not in (None, "")}
+    for way in summary.ways([tensor]):
+        found[way] = {key: tensor[way][key] for key in summary.METRICS if tensor[way].get(key) is not None}
+    return found
+
+
 def _data(report: Mapping[str, Any]) -> str:
-    """What the scripts draw, as JSON that ends no script element and starts no comment in one: there is no "<" in it."""
+    """What the scripts draw: JSON, packed, as a graph of thousands of nodes is a megabyte of names."""
     parts = ("sites", "graph", "layers", "tensors", "roofline", "rows", "timings")
-    held = {name: report[name] for name in parts if report.get(name)}
-    ways, budget = summary.budget(report)
-    if budget:
-        held["budget"] = {"ways": ways, "outputs": budget}
-    text = json.dumps(held, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    held: dict[str, Any] = {name: report[name] for name in parts if report.get(name)}
+    if budget := summary.budget(report):
+        held["budget"] = {"ways": budget.ways, "outputs": budget.outputs, "figure": budget.figure}
+    if held.get("tensors"):
+        held["tensors"] = [_drawn(tensor) for tensor in held["tensors"]]
+        held["ways"] = [[way, summary.way_in_words(way)] for way in summary.ways(held["tensors"])]
+    text = json.dumps(held, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

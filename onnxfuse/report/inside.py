@@ -1,4 +1,4 @@
-"""What `compare --layers` found, on the terminal: the verdict first, then the tensors that leave their tolerance and the error budget."""
+"""What `compare --layers` found, on the terminal, behind the verdict: the tensors that leave their tolerance and the error budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxfuse.report import summary, terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST = 12  # rows: the report holds all
+MOST = 8  # rows: the report holds all
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
@@ -20,12 +20,6 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     if "inside" not in report:
         return
     console = console or Console()
-    for subject in report["inside"]["subjects"]:
-        good = subject["outside"] == 0 and subject["wrong"] is None
-        style = "green" if good else "red" if subject["wrong"] else "yellow"
-        console.print(terminal._text(f"Inside {subject['name']}: {'; '.join(subject['sentences'])}.", style))
-    for note in report["inside"]["notes"]:
-        console.print(terminal._text(f"  note: {note}"))
     _tensors(report, console)
     _budget(report, console)
 
@@ -40,7 +34,7 @@ def _tensors(report: Mapping[str, Any], console: Console) -> None:
         alone = tensor.get("alone")
         by_itself = "–" if alone is None else "agrees" if alone["agrees"] else "wrong"
         figures = [summary.figure(tensor["max_abs"]), summary.figure(tensor["ulp"]), by_itself]
-        said = (alone or {}).get("reason") or tensor["reason"]
+        said = str((alone or {}).get("reason") or tensor["reason"]).split("; ", 1)[0]
         table.add_row(*(terminal._text(text) for text in (tensor["name"], tensor["fusion"] or "", *figures, said)))
     console.print(table)
     if len(found) > MOST:

@@ -20,8 +20,8 @@ Report = dict[str, Any]
 def compare_report(*, model: Any, inputs: Any, others: Iterable[Any], latency: Any = None, **more: Any) -> Report:
     """What `compare` found. Each of `others`: name, path, kind ("onnx" or "engine"), check, and for an engine its manifest.
 
-    latency, where engines were timed, is the part "timings": engines (name -> median, low, high in ms), baseline (a name), ratios (name -> median, low, high,
-    verdict), samples, marks.
+    latency, where engines were timed, becomes the part "timings": engines (name -> median, low, high in ms), baseline (a name), ratios
+    (name -> median, low, high, verdict), samples, marks.
     """
     from onnxfuse import __version__
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfuse import plugins
+from onnxfuse.engine.prepare import creator
+from onnxfuse.fusions import REGISTRY
+from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.report import counted
 
-OUTSIDE = "a site elsewhere is refused with the reason and stays with TensorRT; the fused node's function body runs where there is no plugin"
+_OPSET = 17  # of all functions, the names are the same in every operator set
+
+OUTSIDE = (
+    "a site elsewhere is refused with the reason and stays with TensorRT; the fused node's function body runs where there is no plugin"
+)
 
 
 def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each plugin that stands for a fused site of the report, in the library's order. Nothing is compiled for it: the registers, spills
     and memory are those of the libraries that this machine has compiled from the present sources, if any."""
-    from onnxfuse import plugins
-    from onnxfuse.fusions.base import DOMAIN
-
     used = _used(report, DOMAIN)
     wanted = [op for op in plugins.ops() if op.name in used]
     libraries = plugins.compiled() if wanted else ()
@@ -43,18 +48,22 @@ def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
-    """Plugin -> the fusions whose nodes in the rewritten model it runs. Op types that share a plugin count as that plugin."""
-    from onnxfuse.engine.prepare import creator
-
+    """Plugin -> the fusions whose nodes in the rewritten model it runs; of a benchmark's models, which were measured on its library."""
     nodes = ((report.get("graph") or {}).get("after") or {}).get("nodes", ())
     sites = report.get("sites") or ()
     found: dict[str, set[str]] = {}
     for node in nodes:
         where, _, name = node["op"].rpartition(".")
         if where == domain:
-            plugin = creator(name)
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
-            found.setdefault(plugin, set()).update(fusion)
+            found.setdefault(creator(name), set()).update(fusion)
+    fused = {str(fusion) for row in report.get("rows") or () for fusion in row.get("sites") or ()}
+    if report["kind"] == "benchmark":
+        fused.update(str(point["kernel"]).split()[0] for point in (report.get("roofline") or {}).get("points") or ())
+    for known in REGISTRY if fused else ():
+        if known.name in fused:
+            for function in known.functions(_OPSET):
+                found.setdefault(creator(function.name), set()).add(known.name)
     return found
 
 

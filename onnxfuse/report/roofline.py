@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfuse.errors import BadInput
+
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # Operations an element of the formula as written, each addition, multiplication, division, root and transcendental function as one.
@@ -26,31 +28,54 @@ OPERATIONS = {
     "bias_gelu tanh": 10,
     "bias_gelu quick": 6,
 }
-# Tensors as large as the input that pass memory once: norms read input and skip and write the output (and the sum, where it is read).
+# Tensors as large as the input that pass memory once: norms read input and skip and write the output, and the sum where somebody reads it.
+WITH_SUM = " with sum"
 TENSORS = {"skip_layernorm": 3, "skip_rmsnorm": 3, "bias_gelu": 2}
 
 
-def of_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is not known here are left out."""
+def of_results(results: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is not known here are left out.
+
+    BadInput where a row or the machine lacks a figure; `where` names the file.
+    """
     machine = results["machine"]
-    points = [_point(row) for row in results["rows"] if isinstance(row, Mapping) and row.get("kernel") in OPERATIONS and row.get("dtype") in SIZES]
+    if not _is_figure(machine.get("copy_gbps")):
+        raise BadInput(f"{where}: machine lacks the figure 'copy_gbps', the roof; measure the kernels again")
+    points = []
+    for number, row in enumerate(results["rows"]):
+        lacking = [key for key in ("rows", "width", "microseconds") if not isinstance(row, Mapping) or not _is_figure(row.get(key))]
+        if lacking:
+            raise BadInput(f"{where}: rows[{number}] lacks the figure {lacking[0]!r}; measure the kernels again")
+        if _formula(row.get("kernel")) in OPERATIONS and row.get("dtype") in SIZES:
+            points.append(_point(row))
     matmul = machine.get("matmul_tflops")
     return {
         "gpu": str(machine.get("gpu", "GPU")),
-        "copy_gbps": machine.get("copy_gbps", 0.0),
+        "copy_gbps": machine["copy_gbps"],
         **({} if matmul is None else {"matmul_tflops": matmul}),
         "points": points,
     }
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _point(row: Mapping[str, Any]) -> dict[str, Any]:
     kernel, elements = str(row["kernel"]), row["rows"] * row["width"]
     us = row["microseconds"]
     # What the benchmark says that it moved, where it does.
-    moved = row["gbps"] * us * 1e3 if row.get("gbps") else TENSORS[kernel.split()[0]] * elements * SIZES[row["dtype"]]
+    tensors = TENSORS[kernel.split()[0]] + kernel.endswith(WITH_SUM)
+    moved = row["gbps"] * us * 1e3 if _is_figure(row.get("gbps")) else tensors * elements * SIZES[row["dtype"]]
     optional = {name: row[name] for name in ("low", "high", "gbps", "share_of_copy", "cache") if row.get(name) is not None}
     label = f"{row.get('shape', '')} ({row['rows']} × {row['width']})".strip()
-    return {"kernel": kernel, "label": label, "dtype": row["dtype"], "us": us, "bytes": moved, "flops": OPERATIONS[kernel] * elements, **optional}
+    flops = OPERATIONS[_formula(kernel)] * elements
+    return {"kernel": kernel, "label": label, "dtype": row["dtype"], "us": us, "bytes": moved, "flops": flops, **optional}
+
+
+def _formula(kernel: Any) -> str:
+    """The key in OPERATIONS: writing the sum out moves more and computes nothing more."""
+    return str(kernel).removesuffix(WITH_SUM)
 
 
 def of_layers(report: Mapping[str, Any], copy_gbps: float) -> list[dict[str, Any]]:
@@ -59,7 +84,7 @@ def of_layers(report: Mapping[str, Any], copy_gbps: float) -> list[dict[str, Any
     A profiler's time of a small layer has its own cost in it, so that these points lie low rather than high.
     """
     sites = {str(site["node"]): site for site in report.get("sites") or () if site.get("node") and site["fusion"] in TENSORS}
-    sizes = _symbols(report)
+    sizes, summed = _symbols(report), _summed(report)
     found = []
     for layer in (report.get("layers") or {}).get("fused", ()):
         site = sites.get(str(layer["nodes"][0])) if len(layer["nodes"]) == 1 else None
@@ -68,7 +93,7 @@ def of_layers(report: Mapping[str, Any], copy_gbps: float) -> list[dict[str, Any
         if site is None or dtype is None or not layer["us"] or not all(str(size).isdigit() for size in dims):
             continue
         elements = math.prod(int(size) for size in dims)
-        moved = TENSORS[site["fusion"]] * elements * SIZES[dtype]
+        moved = (TENSORS[site["fusion"]] + (site["node"] in summed)) * elements * SIZES[dtype]
         gbps = moved / layer["us"] / 1e3
         flops = OPERATIONS[site["fusion"]] * elements
         point = {"kernel": site["fusion"], "label": f"in this engine: {layer['name']}", "dtype": dtype, "us": layer["us"]}
@@ -81,6 +106,12 @@ def _built_in(report: Mapping[str, Any], site: Mapping[str, Any] | None) -> str 
     converted = {"fp16": "float16", "bf16": "bfloat16"}.get(str(report.get("precision")))
     dtype = converted or str((site or {}).get("dtype"))
     return dtype if dtype in SIZES else None
+
+
+def _summed(report: Mapping[str, Any]) -> set[str]:
+    """Nodes of the rewritten model whose second output, the sum of a norm, is read."""
+    after = (report.get("graph") or {}).get("after") or {"nodes": [], "edges": []}
+    return {str(after["nodes"][source]["name"]) for source, _, which in after["edges"] if which == 1}
 
 
 def _symbols(report: Mapping[str, Any]) -> dict[str, str]:

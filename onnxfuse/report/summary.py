@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnxfuse.report import axes
@@ -77,15 +77,28 @@ def _benchmark_verdict(report: Report) -> Verdict:
     if not rows:
         points = (report.get("roofline") or {}).get("points") or []
         shares = [point["share_of_copy"] for point in points if point.get("share_of_copy")]
-        best = f"The best reaches {percent(max(shares))} of a copy's bandwidth." if shares else ""
-        return Verdict(None, f"{_many(len(points), 'kernel')} measured alone", (best,) if best else ())
+        said = [f"The best reaches {percent(max(shares))} of a copy's bandwidth."] if shares else []
+        return Verdict(None, f"{_many(len(points), 'kernel')} measured alone", tuple(said))
     counts = {word: sum(row.get("verdict") == word for row in rows) for word in ("faster", "draw", "slower")}
     failed = sum("failed" in row for row in rows)
-    words = [f"{counts['faster']} faster", _many(counts["draw"], "draw"), f"{counts['slower']} slower", *([f"{failed} failed"] if failed else [])]
+    words = [
+        f"{counts['faster']} faster",
+        _many(counts["draw"], "draw"),
+        f"{counts['slower']} slower",
+        *([f"{failed} failed"] if failed else []),
+    ]
     wrong = [str(row["name"]) for row in rows if row.get("agrees") is False]
     sentences = []
-    best = max((row for row in rows if row.get("verdict") == "faster"), key=lambda row: float(row["ratio"]["median"]), default=None)
-    worst = min((row for row in rows if row.get("verdict") == "slower"), key=lambda row: float(row["ratio"]["median"]), default=None)
+    best = max(
+        (row for row in rows if row.get("verdict") == "faster" and row.get("ratio")),
+        key=lambda row: float(row["ratio"]["median"]),
+        default=None,
+    )
+    worst = min(
+        (row for row in rows if row.get("verdict") == "slower" and row.get("ratio")),
+        key=lambda row: float(row["ratio"]["median"]),
+        default=None,
+    )
     for row, what in ((best, "most gained"), (worst, "most lost")):
         if row is not None:
             sentences.append(f"The {what}: {row['name']}, {row['precision']}, {row.get('policy', '')}: {axes.interval(row['ratio'])}.")
@@ -122,9 +135,8 @@ def _optimize_verdict(report: Report) -> Verdict:
         return Verdict(None, counts, ("The outputs were not checked.",))
     good = bool(check["agrees"])
     sentences = [_agreement(check, "")]
-    for bar in bars(report):
-        if bar.verdict != "baseline":
-            sentences.append(f"{bar.name} against {report['timings']['baseline']}: {bar.verdict}, {bar.said}.")
+    timed = [bar for bar in bars(report) if bar.ratio]
+    sentences += [f"{bar.name} against {report['timings']['baseline']}: {bar.verdict}, {bar.said}." for bar in timed]
     return Verdict(good, f"{counts}; the outputs {'agree' if good else 'do not agree'}", tuple(sentences))
 
 
@@ -196,7 +208,7 @@ def sections(report: Report) -> list[tuple[str, str]]:
         ("layers", "Layers"): report.get("layers"),
         ("graph", "Graph"): report.get("graph"),
         ("accuracy", "Accuracy"): report.get("tensors"),
-        ("budget", "Error budget"): budget(report)[1],
+        ("budget", "Error budget"): budget(report),
         ("roofline", "Roofline"): report.get("roofline"),
         ("outputs", "Outputs"): checks(report),
         ("plan", "Plan"): "sites" in report,
@@ -239,44 +251,76 @@ def graph_in_words(report: Report) -> str:
     fused = sum(site["decision"] == "fused" for site in sites)
     text = "The model before and after."
     if fused:
-        text += f" Coloured: what {_many(fused, 'fused site')} took, and what became of it; the same place has the same colour on both sides."
+        text += (
+            f" Coloured: what {_many(fused, 'fused site')} took, and what became of it; the same place has the same colour on both sides."
+        )
     return text + (" Outlined: sites that were left to TensorRT." if fused < len(sites) else "")
 
 
-def tensors_in_words(report: Report) -> str:
-    """Which tensor leaves its tolerance first."""
+def inside(report: Report) -> list[str]:
+    """What was found inside, in sentences: what `compare --layers` says, or else which tensor leaves its tolerance first."""
+    part = report.get("inside")
+    if part:
+        said = [f"{subject['name']}: {'; '.join(subject['sentences'])}." for subject in part["subjects"]]
+        return [*said, *(_sentence(str(note)) for note in part.get("notes") or ())]
     tensors = report.get("tensors") or ()
     bad = [tensor for tensor in tensors if tensor.get("agrees") is False]
     if not bad:
-        return f"All {len(tensors)} tensors that were compared agree." if tensors else ""
+        return [f"All {len(tensors)} tensors that were compared agree."] if tensors else []
     first = bad[0]
     by = f", made by {first['node']}" if first.get("node") else ""
     fusion = f" of fusion {first['fusion']}" if first.get("fusion") else ""
-    return f"{len(bad)} of {len(tensors)} tensors differ; the first is {first['name']}{by}{fusion}."
+    return [f"{len(bad)} of {len(tensors)} tensors differ; the first is {first['name']}{by}{fusion}."]
 
 
-METRICS = {"max_abs": "max abs", "max_rel": "max rel", "ulp": "ULP", "cosine": "1 − cosine"}
+METRICS = {"max_abs": "max abs", "max_rel": "max rel", "relative_rms": "relative norm", "ulp": "ULP", "cosine": "1 − cosine"}
 
 
 def metrics(report: Report) -> list[tuple[str, str]]:
     """Figures that at least one tensor has."""
     tensors = report.get("tensors") or ()
-    return [(key, title) for key, title in METRICS.items() if any(_has(tensor, key) for tensor in tensors)]
+    keys = ways(tensors)
+    return [(key, title) for key, title in METRICS.items() if any(_has(tensor, key, keys) for tensor in tensors)]
 
 
-def _has(tensor: Mapping[str, Any], key: str) -> bool:
-    return any((part or {}).get(key) is not None for part in (tensor, *(tensor.get(way) for way in WAYS)))
+def _has(tensor: Mapping[str, Any], key: str, keys: Sequence[str]) -> bool:
+    return any((part or {}).get(key) is not None for part in (tensor, *(tensor.get(way) for way in keys)))
 
 
-WAYS = {"onnxruntime_float32": "onnxruntime, float32", "automatic": "automatic engine", "fused": "fused engine"}
+def ways(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Keys of the ways of running that tensors or outputs have errors of: onnxruntime first, the fused one last."""
+    found = {key for part in parts for key, error in part.items() if isinstance(error, Mapping) and way_in_words(key)}
+    return sorted(found, key=lambda key: (not key.startswith("onnxruntime"), key == "fused", key))
 
 
-def budget(report: Report) -> tuple[list[str], list[tuple[str, list[Mapping[str, Any] | None]]]]:
-    """The ways of running the model that an error budget names, and for each output the error of each way."""
-    outputs = (report.get("error_budget") or {}).get("outputs") or {}
-    keys = dict.fromkeys(key for errors in outputs.values() for key in errors)
-    ways = sorted(keys, key=lambda key: list(WAYS).index(key) if key in WAYS else len(WAYS))
-    return [WAYS.get(way, way) for way in ways], [(name, [errors.get(way) for way in ways]) for name, errors in outputs.items()]
+def way_in_words(key: str) -> str:
+    """ "onnxruntime_float32" as a reader says it; empty for what is no way of running."""
+    if key.startswith("onnxruntime_"):
+        return f"onnxruntime, {key.removeprefix('onnxruntime_')}"
+    return {"automatic": "automatic", "fused": "fused"}.get(key, "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Ways of running, and for each output their errors and what that means. figure: which error, as a key and in words."""
+
+    ways: tuple[str, ...]
+    outputs: tuple[tuple[str, tuple[Mapping[str, Any] | None, ...]], ...]
+    verdicts: Mapping[str, Mapping[str, str]]
+    figure: tuple[str, str]
+
+
+def budget(report: Report) -> Budget | None:
+    """None where the report has none."""
+    part = report.get("error_budget") or {}
+    outputs = part.get("outputs") or {}
+    if not outputs:
+        return None
+    keys = ways(outputs.values())
+    normed = all((error or {}).get("relative_rms") is not None for errors in outputs.values() for error in errors.values())
+    figure = ("relative_rms", str(part.get("figure") or "norm(a - t) / norm(t)")) if normed else ("max_abs", "max abs error")
+    rows = tuple((name, tuple(errors.get(key) for key in keys)) for name, errors in outputs.items())
+    return Budget(tuple(map(way_in_words, keys)), rows, part.get("verdicts") or {}, figure)
 
 
 def outputs(check: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

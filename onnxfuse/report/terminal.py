@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxfuse.report import summary
+from onnxfuse.report import axes, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,11 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     report = read.current(report)
     _verdict(report, console)
+    for sentence in summary.inside(report) if "inside" in report else ():
+        console.print(_text(f"  inside {sentence}"))
+    for axis in report.get("axes") or ():
+        console.print(_text(f"  {axis['name']}: {axis['answer']}"))
+    _rows(report, console)
     if "sites" in report:
         _sites(report, console)
         _misses(report, console)
@@ -135,6 +140,84 @@ def _layers(report: Mapping[str, Any], console: Console) -> None:
         style = "red" if change["us"] > 0 else "green"
         table.add_row(_text(named), *map(_text, kernels), times, _text(f"{change['us']:+.1f}", style))
     console.print(table)
+
+
+def _rows(report: Mapping[str, Any], console: Console) -> None:
+    """The models of a benchmark, or its kernels' best share of a copy."""
+    rows = report.get("rows") or ()
+    if rows:
+        columns = ("model", "precision, policy", "automatic ms", "fused ms", "ratio", "")
+        table = _table("Models", *columns, right=columns[2:5])
+        for row in rows[:MOST_ROWS]:
+            if "failed" in row:
+                table.add_row(_text(row["name"]), _text(row["precision"]), "", "", "", _text(row["failed"], "red"))
+                continue
+            word = row.get("verdict", "")
+            times = [f"{row[key]['median']:.4g}" if row.get(key) else "–" for key in ("automatic_ms", "fused_ms")]
+            ratio = axes.interval(row["ratio"]) if row.get("ratio") else "–"
+            table.add_row(
+                _text(row["name"]), _text(f"{row['precision']}, {row.get('policy', '')}"), *times, ratio, _text(word, STYLES.get(word, ""))
+            )
+        console.print(table)
+        _more(len(rows), console)
+    best: dict[tuple[str, str], float] = {}
+    for point in (report.get("roofline") or {}).get("points") or ():
+        key = point["kernel"], point["dtype"]
+        best[key] = max(best.get(key, 0.0), point.get("share_of_copy") or 0.0)
+    if best:
+        table = _table("Kernels", "kernel", "type", "best share of a copy", right=("best share of a copy",))
+        for (kernel, dtype), share in best.items():
+            table.add_row(_text(kernel), _text(dtype), summary.percent(share))
+        console.print(table)
+
+
+STYLES = {"faster": "green", "slower": "red", "now agrees": "green", "no longer agrees": "red"}
+UNITS = {"ms": " ms", "us": " µs", "ratio": "×"}
+
+
+def show_diff(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print what changed between two reports, as made by `report.diff`."""
+    from rich.console import Console
+
+    console = console or Console()
+    mark, style = {True: ("✓", "bold green"), False: ("✗", "bold red"), None: ("·", "bold")}[found["verdict"]["good"]]
+    console.print(_text(f"{mark} {found['verdict']['headline']}", style))
+    for note in found["notes"]:
+        console.print(_text(f"  note: {note}"))
+    _changes("Machine and settings", ("what", "first", "second"), [[f["what"], f["first"], f["second"]] for f in _facts(found)], console)
+    times = [
+        [f"{entry['name']},{UNITS[entry['unit']]}", _spread(entry["first"]), _spread(entry["second"]), entry["verdict"]]
+        for entry in found["latencies"]
+    ]
+    _changes("Latency", ("what", "first", "second", ""), times, console)
+    sites = [entry for kind in ("changed", "added", "removed") for entry in found["sites"][kind]]
+    decided = [[f"{site['fusion']} at {site['output']}", *(_decided(site.get(side)) for side in ("first", "second"))] for site in sites]
+    _changes("Sites and decisions", ("site", "first", "second"), decided, console)
+    errors = [[e["name"], *(summary.figure(e[side]["max_abs"]) for side in ("first", "second")), e["verdict"]] for e in found["accuracy"]]
+    _changes("Accuracy, max abs", ("what", "first", "second", ""), errors, console)
+
+
+def _facts(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*found["machine"], *found["settings"]]
+
+
+def _spread(interval: Mapping[str, float] | None) -> str:
+    return "–" if interval is None else f"{interval['median']:.4g} [{interval['low']:.4g}, {interval['high']:.4g}]"
+
+
+def _decided(side: Mapping[str, str] | None) -> str:
+    return "–" if side is None else f"{side['decision']}: {side['reason']}" if side["reason"] else side["decision"]
+
+
+def _changes(title: str, columns: tuple[str, ...], rows: list[list[Any]], console: Console) -> None:
+    if not rows:
+        return
+    table = _table(title, *columns)
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*(_text("–" if cell is None else cell, STYLES.get(str(cell), "")) for cell in row))
+    console.print(table)
+    if len(rows) > MOST_ROWS:
+        console.print(_text(f"  and {len(rows) - MOST_ROWS} more: -o FILE.json or FILE.html writes them all"))
 
 
 def _more(count: int, console: Console) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxfuse.verify.layers import Inside, Row, Subject
+from onnxfuse.verify.layers import ALIKE, Inside, Row, Subject
 from onnxfuse.verify.metrics import Metrics
 
-# Errors of two engines in one precision differ by the order of additions and by which values stay in registers: up to this many times.
-ALIKE = 4.0
+_PRECISIONS = {"quantized": "rounding to 8 bits", "tf32": "TF32"}
+PIECES = 0.9  # the share of tensors whose pieces ran alone, from which on the pieces can clear the whole of a fault
+EXCUSED = "differs from the reference by no more than both differ from float64"
 
 
 def tensors(inside: Inside) -> list[dict[str, Any]]:
@@ -34,16 +35,17 @@ def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
         "shape": list(row.kind.shape),
         "output": row.is_output,
         **_figures(against),
-        "agrees": against.agrees,
-        "reason": against.reason,
-        "notes": list(against.remarks),
+        "agrees": not row.leaves(subject.name),
+        "reason": against.reason if row.leaves(subject.name) else "",
+        "notes": [*against.remarks, *([EXCUSED] if not against.agrees and row.excused(subject.name) else [])],
         "tap": row.taps[subject.name],
+        "layer": subject.layer(row.name) or None,
     }
     if subject.name in row.alone:
         wrong = row.wrong.get(subject.name, "")
         found["alone"] = {**_figures(row.alone[subject.name]), "agrees": not wrong, "reason": wrong}
         if subject.name in row.price:
-            found["alone"]["price"] = row.price[subject.name]
+            found["alone"]["price"] = row.price[subject.name].relative_rms
     for way, metrics in ways(row, inside).items():
         found[way] = {**_figures(metrics), "agrees": metrics.agrees}
     if inside.has_truth:
@@ -67,33 +69,45 @@ def _figures(metrics: Metrics) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- in words
 
 
+def brief(reason: str) -> str:
+    """The first of the figures that a reason names."""
+    return reason.split("; ", 1)[0]
+
+
 def where(row: Row, subject: Subject) -> str:
     """A tensor with what produced it: fusion, fused node and source nodes."""
     origin, node = row.origins[subject.name]
+    layer = subject.layer(row.name)
+    within = f" in layer '{layer}'" if layer else ""
     if origin is None:
-        return f"tensor '{row.name}', of node '{row.node}' ({row.op})"
+        return f"tensor '{row.name}', of node '{row.node}' ({row.op}){within}"
     nodes = origin.nodes or row.nodes
     listed = ", ".join(f"'{name}'" for name in nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
-    return f"tensor '{row.name}', of fusion {origin.fusion} (node '{node}', from {listed})"
+    return f"tensor '{row.name}', of fusion {origin.fusion} (node '{node}', from {listed}){within}"
 
 
 def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
     """What was found inside of one subject: the first tensor that leaves its tolerance, and the first that is wrong by itself."""
     first, culprit = inside.first(subject.name), inside.culprit(subject.name)
     count = sum(subject.name in row.against for row in inside.rows)
-    bad = sum(subject.name in row.against and not row.against[subject.name].agrees for row in inside.rows)
-    outputs = all(row.against[subject.name].agrees for row in inside.rows if row.is_output and subject.name in row.against)
+    bad = sum(row.leaves(subject.name) for row in inside.rows)
+    excused = sum(row.excused(subject.name) and not row.against[subject.name].agrees for row in inside.rows if subject.name in row.against)
+    outputs = not any(row.leaves(subject.name) for row in inside.rows if row.is_output)
     sentences = []
     if first is None:
         sentences.append(f"all {count} tensors agree" if count != 1 else "the tensor agrees")
     else:
-        why = first.against[subject.name].reason
+        why = brief(first.against[subject.name].reason)
         sentences.append(f"{bad} of {count} tensors leave their tolerance, first {where(first, subject)}: {why}")
     if culprit is not None:
         which = "it is" if culprit is first else f"{where(culprit, subject)} is"
-        sentences.append(f"{which} wrong by itself: with the reference's inputs {culprit.wrong[subject.name]}")
+        reason = brief(culprit.wrong[subject.name])
+        same = culprit is first and reason == brief(first.against[subject.name].reason)
+        sentences.append(f"{which} wrong by itself, with the reference's inputs" + (", too" if same else f": {reason}"))
     elif first is not None and any(subject.name in row.alone for row in inside.rows):
-        sentences.append("no piece is wrong by itself: each agrees on the reference's inputs, so errors add up, or one node amplifies them")
+        sentences.append(_blameless(first, subject))
+    if excused:
+        sentences.append(f"{excused} of them differ from the reference by no more than both differ from float64")
     if first is not None and outputs:
         sentences.append("the outputs agree all the same")
     return {
@@ -105,6 +119,14 @@ def verdict(inside: Inside, subject: Subject) -> dict[str, Any]:
         "wrong": None if culprit is None else _named(culprit, subject, culprit.wrong[subject.name]),
         "sentences": sentences,
     }
+
+
+def _blameless(first: Row, subject: Subject) -> str:
+    """Why a tensor may leave its tolerance though nothing is wrong."""
+    price = first.price.get(subject.name)
+    if price is not None and not first.alone[subject.name].agrees:
+        return f"nothing is wrong by itself: rounding to {subject.limits.name} alone costs {price.relative_rms:.2g} of its norm there"
+    return "no piece is wrong by itself: each agrees on the reference's inputs, so errors add up, or one node amplifies them"
 
 
 def _named(row: Row, subject: Subject, reason: str) -> dict[str, Any]:
@@ -119,14 +141,14 @@ def _named(row: Row, subject: Subject, reason: str) -> dict[str, Any]:
     }
 
 
-def summary(inside: Inside) -> dict[str, Any]:
-    """The findings on all subjects, for the head of a report."""
+def summary(inside: Inside, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The findings on all subjects, for the head of a report. notes: what else a reader should know."""
     sources = {name: source.to_dict() for name, source in inside.nonfinite.items()}
     return {
         "subjects": [verdict(inside, subject) for subject in inside.subjects],
         "nonfinite": sources,
         "batches": inside.batches,
-        "notes": [*_nonfinite(inside), *inside.notes],
+        "notes": [*_nonfinite(inside), *inside.notes, *notes],
     }
 
 
@@ -192,14 +214,14 @@ def _judge(row: Row, inside: Inside) -> tuple[str, str]:
             return "unknown", f"no truth: {row.truth}" if row.truth else "no truth was asked for"
         return ("exact", "the same integers") if against.agrees else ("wrong", f"{subject.name}: {against.reason}")
     own, base = row.errors[subject.name], row.errors[inside.reference.name]
-    precision = subject.limits.name
+    precision = _PRECISIONS.get(subject.limits.name, subject.limits.name)
     if any(math.isinf(m.used) for m in (own, against)) and not against.agrees:
         return "wrong", f"{subject.name}: {against.reason}"
     mine, theirs = own.relative_rms, base.relative_rms
     if mine <= max(2 * theirs, 2.0**-23):
-        return "exact", f"{subject.name} is as near to the truth as onnxruntime ({mine:.2g} and {theirs:.2g})"
+        return "exact", "as near to the truth as onnxruntime"
     other = next((s for s in inside.subjects if s.role == "automatic" and s is not subject and s.name in row.errors), None)
-    if other is not None and other.limits.name == precision:
+    if other is not None and other.limits.name == subject.limits.name:
         paid = row.errors[other.name].relative_rms
         if mine <= ALIKE * paid:
             each = f"{other.name} errs by {paid:.2g}, {subject.name} by {mine:.2g}, onnxruntime by {theirs:.2g}"
@@ -207,5 +229,18 @@ def _judge(row: Row, inside: Inside) -> tuple[str, str]:
         return "wrong", f"{subject.name} errs by {mine:.2g}, {mine / paid:.0f} times as much as {other.name} in the same {precision}"
     if own.agrees or against.agrees:
         word = f"the price of {precision}" if precision != "float32" else "within float32's rounding"
-        return "price", f"{word}: {subject.name} errs by {mine:.2g}, onnxruntime by {theirs:.2g}"
-    return "wrong", f"{subject.name} errs by {mine:.2g}, onnxruntime by {theirs:.2g}: more than {precision} explains"
+        return "price", f"{word}: {mine:.2g}, onnxruntime errs by {theirs:.2g}"
+    return _beyond(inside, subject, f"{mine:.2g} is beyond the limits of {precision}, onnxruntime errs by {theirs:.2g}")
+
+
+def _beyond(inside: Inside, subject: Subject, figures: str) -> tuple[str, str]:
+    """The verdict of an output beyond its limits, with no automatic engine to set it beside: the pieces tell."""
+    culprit = inside.culprit(subject.name)
+    if culprit is not None:
+        return "wrong", f"{figures}: a piece is wrong by itself, see tensor '{culprit.name}'"
+    rows = [row for row in inside.rows if subject.name in row.against]
+    if sum(subject.name in row.alone for row in rows) < PIECES * len(rows):
+        return "unknown", f"{figures}: compare with the automatic engine of the same precision as well"
+    if subject.limits.name == "float32":
+        return "wrong", figures
+    return "price", f"{figures}; no piece is wrong by itself, so rounding adds up or is amplified"

@@ -297,10 +297,10 @@ class _Call:
 
 def _constant(call: _Call) -> Array | None:
     if "value" in call.attributes:
-        return numpy_helper.to_array(call.attributes["value"])
+        return np.asarray(numpy_helper.to_array(call.attributes["value"]))
     for name, kind in (("value_float", np.float64), ("value_floats", np.float64), ("value_int", np.int64), ("value_ints", np.int64)):
         if name in call.attributes:
-            return np.array(call.attributes[name], kind)
+            return np.asarray(call.attributes[name], kind)
     return None
 
 
@@ -313,7 +313,7 @@ def _cast(call: _Call) -> Array | None:
 
 
 def _erf(x: Array) -> Array:
-    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+    return np.asarray(np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape))
 
 
 def _gelu(call: _Call) -> Array:
@@ -445,6 +445,15 @@ def _kernel(call: _Call, rank: int, shape: Sequence[int]) -> tuple[list[int], li
     return strides, dilations, [(k - 1) * d + 1 for k, d in zip(shape, dilations, strict=True)]
 
 
+_ALL: tuple[Any, ...] = (slice(None), slice(None))  # batch and channels
+
+
+def _window(tap: Sequence[int], dilations: Sequence[int], sizes: Sequence[int], strides: Sequence[int]) -> tuple[Any, ...]:
+    """What one tap of a kernel meets, of a padded input, for `sizes` outputs."""
+    axes = zip(tap, dilations, sizes, strides, strict=True)
+    return _ALL + tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in axes)
+
+
 def _conv(call: _Call) -> Array:
     x, weight, groups = call[0], call[1], call.attribute("group", 1)
     rank = x.ndim - 2
@@ -455,9 +464,8 @@ def _conv(call: _Call) -> Array:
     batch, out = x.shape[0], weight.shape[0]
     total = np.zeros((batch, groups, out // groups, math.prod(sizes)))
     for tap in np.ndindex(*weight.shape[2:]):
-        window = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in zip(tap, dilations, sizes, strides, strict=True))
-        part = x[(slice(None), slice(None), *window)].reshape(batch, groups, x.shape[1] // groups, -1)
-        total += weight[(slice(None), slice(None), *tap)].reshape(groups, out // groups, -1) @ part
+        part = x[_window(tap, dilations, sizes, strides)].reshape(batch, groups, x.shape[1] // groups, -1)
+        total += weight[_ALL + tap].reshape(groups, out // groups, -1) @ part
     result = total.reshape(batch, out, *sizes)
     return result if call.get(2) is None else result + _along_channels(call[2], x.ndim)
 
@@ -480,11 +488,9 @@ def _conv_transpose(call: _Call) -> Array:
     grouped = x.reshape(batch, groups, x.shape[1] // groups, -1)
     total = np.zeros((batch, groups * out, *full))
     for tap in np.ndindex(*weight.shape[2:]):
-        taps = weight[(slice(None), slice(None), *tap)].reshape(groups, -1, out).transpose(0, 2, 1)
-        window = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in zip(tap, dilations, x.shape[2:], strides, strict=True))
-        total[(slice(None), slice(None), *window)] += (taps @ grouped).reshape(batch, groups * out, *x.shape[2:])
-    inner = tuple(slice(a, f - b) for (a, b), f in zip(pads, full, strict=True))
-    result = total[(slice(None), slice(None), *inner)]
+        taps = weight[_ALL + tap].reshape(groups, -1, out).transpose(0, 2, 1)
+        total[_window(tap, dilations, x.shape[2:], strides)] += (taps @ grouped).reshape(batch, groups * out, *x.shape[2:])
+    result = total[_ALL + tuple(slice(a, f - b) for (a, b), f in zip(pads, full, strict=True))]
     return result if call.get(2) is None else result + _along_channels(call[2], x.ndim)
 
 
@@ -504,9 +510,9 @@ def _average_pool(call: _Call) -> Array:
     x = np.pad(x, [(0, 0), (0, 0), *((a, b + m) for (a, b), m in zip(pads, more, strict=True))])
     total, count = np.zeros((*x.shape[:2], *sizes)), np.zeros((1, 1, *sizes))
     for tap in np.ndindex(*shape):
-        window = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in zip(tap, dilations, sizes, strides, strict=True))
-        total += x[(slice(None), slice(None), *window)]
-        count += counted[(slice(None), slice(None), *window)]
+        window = _window(tap, dilations, sizes, strides)
+        total += x[window]
+        count += counted[window]
     return total / count
 
 

@@ -9,6 +9,7 @@ Memory is bounded: tensors are computed in batches of so many bytes, measured an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,13 @@ from onnxfuse.verify.pieces import OWN, Pieces, names_read
 from onnxfuse.verify.reference import Feeds, Kind, Outputs, Runtime
 
 BUDGET = 512 << 20  # bytes of tensors held at once
+MOST_FAILURES = 8  # pieces that are found not to run alone, before no more are looked for
 REFERENCE = "onnxruntime"
+CONSTANT = "constant of the file"
 # A kernel alone may err by this many times what rounding its inputs, weights and result to its type costs, and by this many roundings.
 TIMES_PRICE, ROUNDINGS = 8.0, 4.0
+# Errors of two ways of computing in one precision differ by the order of additions and by what stays in registers: up to this many times.
+ALIKE = 4.0
 _ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24}
 _CANCELS = frozenset({"Add", "Sub", "Sum", "ReduceMean", "ReduceSum"})  # operands of one size may leave noise of theirs
 _SHAPES = frozenset({"Shape", "Size"})  # read no values
@@ -58,6 +63,9 @@ class Subject(Protocol):
     def tap(self, name: str) -> str:
         """Where the figures of a tensor come from, in words."""
 
+    def layer(self, name: str) -> str:
+        """The engine's layer that computes a tensor, or part of it; empty for a model."""
+
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         """The edges that `alone` needs for `names`."""
 
@@ -68,32 +76,52 @@ class ModelSubject:
     def __init__(self, name: str, role: str, limits: Tolerance, pieces: Pieces, feeds: Feeds, runtime: Runtime, folder: Path) -> None:
         self.name, self.role, self.limits, self.pieces = name, role, limits, pieces
         self._feeds, self._runtime, self._folder = feeds, runtime, folder
-        self.kinds: Mapping[str, Kind] = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        computed = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        # What the original computes may be a constant here, under the same name.
+        constants = {name: tensor for name, tensor in pieces.constants.items() if name not in computed}
+        held = {name: Kind(np.dtype(t.dtype).name, tuple(t.shape)) for name, t in constants.items() if t.dtype is not None}
+        self.kinds: Mapping[str, Kind] = {**held, **computed}
+        self._pieces_made = 0
 
     def fetch(self, names: Sequence[str]) -> Outputs:
-        return self._runtime.run(self.pieces.path, [self._feeds], list(names))[0] if names else {}
+        computed = [name for name in names if name in self.pieces.producers]
+        found: Outputs = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        if computed:
+            found.update(self._runtime.run(self.pieces.path, [self._feeds], computed)[0])
+        return found
 
     def alone(self, names: Sequence[str], edges: Collection[str], values: Mapping[str, Any], rounded: Any = None) -> Outputs:
         """As the protocol says. rounded: a narrower floating type that inputs, weights and results are rounded to."""
+        constants = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        names = [name for name in names if name in self.pieces.producers]
         if not names:
-            return {}
+            return constants
         fed = {name: Kind.fed(np.asarray(array)) for name, array in self._feeds.items()}
         piece = self.pieces.alone(names, edges, {**fed, **self.kinds}, rounded)
-        path = self._folder / "piece.onnx"
+        self._pieces_made += 1  # a runtime knows a file by its name and time
+        path = self._folder / f"piece-{id(self)}-{self._pieces_made}.onnx"
         path.write_bytes(piece.model.SerializeToString())
         feeds = {}
         for name in piece.inputs:
             value = np.asarray(values[name] if name in values else self._feeds[name])
             kind = self.kinds.get(name)
             if rounded is not None and _is_float(value):
-                value = value.astype(rounded)
+                with np.errstate(over="ignore"):
+                    value = value.astype(rounded)
             feeds[name] = _as(value, kind) if kind is not None else value.astype(self._feeds[name].dtype)
-        found = self._runtime.run(path, [feeds])[0]
-        made = {name.removeprefix(OWN): value for name, value in found.items()}
-        return made if rounded is None else {n: v.astype(rounded) if _is_float(v) else v for n, v in made.items()}
+        try:
+            found = self._runtime.run(path, [feeds])[0]
+        finally:
+            path.unlink()
+        made = {**constants, **{name.removeprefix(OWN): value for name, value in found.items()}}
+        with np.errstate(over="ignore"):
+            return made if rounded is None else {n: v.astype(rounded) if _is_float(v) else v for n, v in made.items()}
 
     def tap(self, name: str) -> str:
-        return REFERENCE
+        return REFERENCE if name in self.pieces.producers else CONSTANT
+
+    def layer(self, name: str) -> str:
+        return ""
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         nodes = {id(node): node for name in names for node in self.pieces.between(name, edges)}
@@ -129,11 +157,23 @@ class Row:
     origins: dict[str, tuple[Origin | None, str]]
     against: dict[str, Metrics]
     alone: dict[str, Metrics]
-    price: dict[str, float]
+    price: dict[str, Metrics]
     errors: dict[str, Metrics]
     truth: str
     taps: dict[str, str]
     wrong: dict[str, str]  # why what computes it is wrong by itself
+    reference: str  # the reference's name
+
+    def leaves(self, subject: str) -> bool:
+        """Whether it is outside of its tolerance, and no nearer to the truth than the reference's own rounding could have made it."""
+        return subject in self.against and not self.against[subject].agrees and not self.excused(subject)
+
+    def excused(self, subject: str) -> bool:
+        """Whether it is about as near to the truth as the reference: then the two differ by what rounding has cost each of them."""
+        mine, base = self.errors.get(subject), self.errors.get(self.reference)
+        if mine is None or base is None or self.against[subject].nan_differ or self.against[subject].inf_differ or not self.kind.is_float:
+            return False
+        return mine.relative_rms <= ALIKE * base.relative_rms and mine.max_abs <= ALIKE * base.max_abs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +193,7 @@ class Inside:
 
     def first(self, subject: str) -> Row | None:
         """The first tensor that leaves its tolerance."""
-        return next((row for row in self.rows if subject in row.against and not row.against[subject].agrees), None)
+        return next((row for row in self.rows if row.leaves(subject)), None)
 
     def culprit(self, subject: str) -> Row | None:
         """The first tensor that is wrong though its inputs are the reference's."""
@@ -191,13 +231,14 @@ class _Look:
         self.nonfinite = {s.name: nonfinite.Watch() for s in (reference, *subjects)}
         self.tops: dict[str, float] = {name: _top(np.asarray(value)) for name, value in feeds.items()}
         self.notes: dict[str, None] = {}
+        self.failures = 0  # of pieces run alone
 
     def run(self, progress: Progress) -> Inside:
         rows: list[Row] = []
         batches = list(self._batches())
         done = 0
         for batch in batches:
-            rows.extend(self._batch(batch, lambda what, at=done: progress(f"tensor {at + 1} of {len(self.order)}: {what}")))
+            rows.extend(self._batch(batch, functools.partial(self._say, progress, done)))
             done += len(batch)
         sources = {}
         for subject in (self.reference, *self.subjects):
@@ -215,6 +256,9 @@ class _Look:
             len(batches),
             (*self.notes, *self._loops()),
         )
+
+    def _say(self, progress: Progress, done: int, what: str) -> None:
+        progress(f"tensor {done + 1} of {len(self.order)}: {what}")
 
     def _loops(self) -> Iterator[str]:
         loops = self.reference.pieces.loops
@@ -263,7 +307,10 @@ class _Look:
         found = {value for name in names for value in names_read(self.reference.pieces.producers[name])}
         for subject in self.subjects:
             edges = self.edges[subject.name]
-            found.update(subject.needs([name for name in names if name in edges], edges))
+            mine = [name for name in names if name in edges]
+            found.update(subject.needs(mine, edges))
+            if _rounded(subject) is not None:
+                found.update(self.reference.needs(mine, edges))
         return {value for value in found if value in self.reference.kinds}
 
     def _batch(self, batch: Sequence[str], progress: Progress) -> Iterator[Row]:
@@ -278,11 +325,11 @@ class _Look:
             progress(subject.name)
             got[subject.name] = subject.fetch(names)
             progress(f"{subject.name}, piece by piece")
-            alone[subject.name] = self._tried(subject, lambda s=subject, n=names, e=edges: s.alone(n, e, want))
+            alone[subject.name] = self._tried(subject, names, functools.partial(subject.alone, edges=edges, values=want))
             rounded = _rounded(subject)
             priced = [name for name in alone[subject.name] if rounded is not None and self.reference.kinds[name].is_float]
             price[subject.name] = self._tried(
-                subject, lambda n=priced, e=edges, r=rounded: self.reference.alone(n, e, want, r) if n else {}
+                subject, priced, functools.partial(self.reference.alone, edges=edges, values=want, rounded=rounded)
             )
         true: Outputs = {}
         if self.truth is not None:
@@ -290,15 +337,23 @@ class _Look:
             true = self.truth.values(batch, {name: want[name] for name in batch if self._decides(name)}, want)
         for name in batch:
             self.tops[name] = _top(want[name])
-            if name in self.shared:
+            if any(name in values for values in got.values()):  # TensorRT may not write what was tapped
                 yield self._row(name, want[name], got, alone, price, true.get(name))
 
-    def _tried(self, subject: Subject, work: Callable[[], Outputs]) -> Outputs:
+    def _tried(self, subject: Subject, names: Sequence[str], work: Callable[[Sequence[str]], Outputs]) -> Outputs:
+        """What `work` gives for `names`; where it fails, for as many of them as it does not fail for."""
         try:
-            return work()
+            return work(names)
         except OnnxfuseError as error:
-            self.notes[f"{subject.name}: some pieces cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
-            return {}
+            if self.failures >= MOST_FAILURES:
+                self.notes[f"{subject.name}: more pieces than these cannot be run alone, and were not tried one by one"] = None
+                return {}
+            if len(names) == 1:
+                self.failures += 1
+                self.notes[f"{subject.name}: what computes '{names[0]}' cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
+                return {}
+        half = len(names) // 2
+        return {**self._tried(subject, names[:half], work), **self._tried(subject, names[half:], work)}
 
     # One tensor -----------------------------------------------------------------------------------------------------------
 
@@ -320,20 +375,21 @@ class _Look:
             noise = self._noise(name, subject.limits.name)
             value = got[subject.name][name]
             self.nonfinite[subject.name].see(name, value)
-            against[subject.name] = measure(value, want, subject.limits, same_dtype=False, noise=noise, saturates=True)
+            against[subject.name] = _measured(value, want, subject.limits, noise)
             if name in alone[subject.name]:
-                own = measure(alone[subject.name][name], want, subject.limits, same_dtype=False, noise=noise, saturates=True)
-                by_itself[subject.name] = own
+                by_itself[subject.name] = _measured(alone[subject.name][name], want, subject.limits, noise)
                 if name in price[subject.name]:
-                    cost = measure(price[subject.name][name], want, subject.limits, same_dtype=False, noise=noise, saturates=True)
-                    prices[subject.name] = cost.relative_rms
-                reason = _wrong(own, prices.get(subject.name), subject.limits, noise)
-                if reason:
+                    prices[subject.name] = _measured(price[subject.name][name], want, subject.limits, noise)
+                reason = _wrong(by_itself[subject.name], prices.get(subject.name), subject.limits, noise)
+                if reason and not (_rounded(subject) is not None and self._decides(name)):  # a float on the edge may fall either way
                     wrong[subject.name] = reason
-            if true is not None:
-                errors[subject.name] = measure(value, true, subject.limits, same_dtype=False, noise=noise, saturates=True)
         if true is not None:
             errors[reference.name] = measure(want, true, reference.limits, same_dtype=False, noise=self._noise(name, "float32"))
+            for subject in sides:
+                value = got[subject.name][name]
+                same = against[subject.name].is_same and subject.limits == reference.limits
+                noise = self._noise(name, subject.limits.name)
+                errors[subject.name] = errors[reference.name] if same else _measured(value, true, subject.limits, noise)
         edges = frozenset().union(*(self.edges[s.name] for s in sides)) if sides else frozenset()
         return Row(
             name=name,
@@ -350,6 +406,7 @@ class _Look:
             truth="" if true is not None or self.truth is None else self.truth.why(name),
             taps={s.name: s.tap(name) for s in sides},
             wrong=wrong,
+            reference=reference.name,
         )
 
     def _noise(self, name: str, precision: str) -> float:
@@ -381,17 +438,27 @@ def _rounded(subject: Subject) -> Any:
     return {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}.get(subject.limits.name)
 
 
-def _wrong(own: Metrics, price: float | None, limits: Tolerance, noise: float) -> str:
-    """Why what computes a tensor is wrong by itself; empty where it is not."""
-    if not own.agrees:
+def _measured(got: Any, want: Any, limits: Tolerance, noise: float) -> Metrics:
+    """As is fit for a tensor inside of a model. Small integers of a quantized model are rounded numbers, and are judged as such."""
+    steps = ("int8", "uint8", "int32")
+    if limits.name == "quantized" and all(isinstance(value, np.ndarray) and value.dtype.name in steps for value in (got, want)):
+        judged = measure(got.astype(np.float64), want.astype(np.float64), limits)
+        return dataclasses.replace(judged, dtype=want.dtype.name, ulp=0.0)
+    return measure(got, want, limits, same_dtype=False, noise=noise, saturates=True)
+
+
+def _wrong(own: Metrics, price: Metrics | None, limits: Tolerance, noise: float) -> str:
+    """Why what computes a tensor is wrong by itself; empty where it is not. price: what rounding to its precision costs there."""
+    if price is None:
         return own.reason
-    if price is None or not own.max_abs > noise:
+    if own.nan_differ + own.inf_differ and not price.nan_differ + price.inf_differ:
+        return own.reason
+    most = TIMES_PRICE * price.relative_rms + ROUNDINGS * _ROUNDOFF.get(limits.name, 0.0)
+    if own.relative_rms <= most or not own.max_abs > noise:
         return ""
-    most = TIMES_PRICE * price + ROUNDINGS * _ROUNDOFF.get(limits.name, 0.0)
-    if own.relative_rms <= most:
-        return ""
-    times = f"{own.relative_rms / price:.0f} times" if price else "above"
-    return f"the error's norm is {own.relative_rms:.3g} of the reference's, {times} the {price:.3g} that rounding to {limits.name} costs"
+    times = f"{own.relative_rms / price.relative_rms:.0f} times" if price.relative_rms else "above"
+    cost = f"{times} the {price.relative_rms:.3g} that rounding to {limits.name} costs"
+    return f"the error's norm is {own.relative_rms:.3g} of the reference's, {cost}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ truth
@@ -408,14 +475,24 @@ class _Truth:
         self._missing: dict[str, str] = {}
         self._tainted: set[str] = set()
         self._path = reference.pieces.path
-        runtime.truth_start(self._path, feeds, order)
+        self._lost = ""
+        try:
+            runtime.truth_start(self._path, feeds, order)
+        except OnnxfuseError as error:
+            self._lost = f"no evaluation in float64: {error}"
 
     def why(self, name: str) -> str:
-        return self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
+        return self._lost or self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
 
     def values(self, names: Sequence[str], decisions: Feeds, want: Mapping[str, Any]) -> Outputs:
         """The truth of `names`, less those without one. want: the reference's values of them and of all that their nodes read."""
-        found, missing = self.runtime.truth(self._path, names, decisions)
+        if self._lost:
+            return {}
+        try:
+            found, missing = self.runtime.truth(self._path, names, decisions)
+        except OnnxfuseError as error:  # a child that crashed on something else took it along
+            self._lost = f"the evaluation in float64 ended: {error}"
+            return {}
         self._missing.update(missing)
         doubtful = [
             name

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-CHUNK = 1 << 18  # elements looked at together: bounds the float64 copies to some tens of MB
-SAMPLE = 1 << 16  # elements whose median magnitude stands for that of all
+CHUNK = 1 << 15  # elements looked at together: their float64 copies stay in the cache
+SAMPLE = 1 << 14  # elements whose median magnitude stands for that of all
 FEW = 8  # below this many elements a tensor may be small by cancellation alone, and gets FEW_NORMALISED
 FEW_NORMALISED = 0.1
 REL_FLOOR = 1e-6  # max_rel divides by at least this share of max|b|, so that it does not explode near zero
@@ -101,6 +101,11 @@ class Metrics:
         """Plain values for a report; `equal_nans` is the reports' name of `nan_equal`."""
         values = dataclasses.asdict(self)
         return {**values, "shape": list(self.shape), "notes": list(self.remarks), "equal_nans": self.nan_equal}
+
+    @property
+    def is_same(self) -> bool:
+        """Whether no value differs, be it by a single bit."""
+        return self.agrees and not self.max_abs and not self.saturated and not any("compared with" in note for note in self.notes)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -194,8 +199,8 @@ def _identical(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether two arrays of one shape have the same bits, as most tensors of a rewritten model have."""
     if got.dtype != want.dtype or not want.size:
         return False
-    bits = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (got, want)]
-    return bool(np.array_equal(*bits))
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (got, want))
+    return bool(np.array_equal(a, b))
 
 
 def _is_text(array: np.ndarray) -> bool:
@@ -311,14 +316,14 @@ def _largest(dtype: Any) -> float:
     """The largest finite value of a floating type, ml_dtypes' included."""
     import ml_dtypes
 
-    return float(ml_dtypes.finfo(dtype).max)
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def _digits(*dtypes: Any) -> tuple[int, int]:
     """(bits of the significand, exponent of the smallest normal number) of the coarsest of these floating types."""
     import ml_dtypes
 
-    found = [ml_dtypes.finfo(dtype) for dtype in dtypes]
+    found = [ml_dtypes.finfo(dtype) for dtype in dtypes]  # type: ignore[no-untyped-call]
     return min(int(info.nmant) + 1 for info in found), max(int(info.minexp) for info in found)
 
 
@@ -379,15 +384,16 @@ def _gather(
             error, size = np.abs(a - b), np.abs(b)
         top = float(error.max())
         scaled_a, scaled_b = a / scale_a, b / scale_b
-        found.dot += float(scaled_a @ scaled_b)
-        found.aa += float(scaled_a @ scaled_a)
-        found.bb += float(scaled_b @ scaled_b)
+        # Not by BLAS, whose threads cost more than such short sums on a busy machine.
+        found.dot += float(np.sum(scaled_a * scaled_b))
+        found.aa += float(np.sum(scaled_a * scaled_a))
+        found.bb += float(np.sum(scaled_b * scaled_b))
         if not top:
             continue
         found.max_abs = max(found.max_abs, top)
         found.max_rel = max(found.max_rel, float(np.max(error / np.maximum(size, floor))))
-        exponents = np.frexp(np.maximum(size, least))[1]
-        found.ulp = max(found.ulp, float(np.max(np.ldexp(error, bits - exponents))))
+        units = np.ldexp(1.0, np.frexp(np.maximum(size, least))[1] - bits)
+        found.ulp = max(found.ulp, float(np.max(error / units)))
         found.raw += float(np.sum((error / scale_b) ** 2))
         judged = np.maximum(error - noise, 0.0) if noise else error
         found.judged = max(found.judged, float(judged.max()))

@@ -173,7 +173,7 @@ class Runner:
         self._key = self._session = None
         plain = [name for name in tensors if types.get(name, "").startswith("tensor(")]
         suffix, names = shapes_of(plain, types)
-        session = open_session(Path(model), (), tidy, threads, suffix)
+        session = open_session(Path(model), (), tidy, threads, suffix, early=True)
         found = run_session(session, {name: self._read(entry) for name, entry in feeds.items()}, names)
         return {name: [types[name], [int(n) for n in shape]] for name, shape in zip(plain, found.values(), strict=True)}
 
@@ -194,6 +194,8 @@ class Runner:
         """float64 values; those that cannot be had by float64 alone, with the reason, under "missing". `feeds` are decisions that the
         reference took, which this evaluation is to follow.
         """
+        if self._truth is None:
+            raise Cannot("the process that evaluated it in float64 is gone")
         self._truth.follow({name: self._read(entry) for name, entry in feeds.items()})
         values = self._truth.values(tensors)
         missing = {name: self._truth.missing[name] for name in tensors if name in self._truth.missing}
@@ -203,6 +205,8 @@ class Runner:
         """The one of `tensors` in float64, from these inputs of its node."""
         from onnxfuse.verify.double import NoTruth
 
+        if self._truth is None:
+            return None
         try:
             return self._write(self._truth.again(tensors[0], {name: self._read(entry) for name, entry in feeds.items()}))
         except NoTruth:
@@ -272,9 +276,9 @@ def max_finite(array: np.ndarray) -> float:
     return top
 
 
-def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"") -> Any:
+def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, more: bytes = b"", early: bool = False) -> Any:
     """An unoptimized session on the CPU. `extra` tensors become outputs of a copy in memory, beside the model's own; `more` is a
-    serialized ModelProto that is merged into that copy.
+    serialized ModelProto that is merged into that copy. early: Shape nodes run as soon as they can, and what they read may go.
     """
     import onnxruntime as ort
 
@@ -282,6 +286,8 @@ def open_session(model: Path, extra: Iterable[str], tidy: bool, threads: int, mo
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
+    if early:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     source: str | bytes = str(model)
     suffix = with_outputs(model, extra) + more
     if tidy or suffix:

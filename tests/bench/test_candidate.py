@@ -83,7 +83,7 @@ def test_the_automatic_engine_and_the_reference_are_made_once(
     assert not [name for name in left if "fused" in name or "scratch" in name]
 
 
-@pytest.mark.parametrize("change", ["model", "driver", "engine", "stamp"])
+@pytest.mark.parametrize("change", ["model", "driver", "engine", "optimized model", "stamp"])
 def test_an_automatic_engine_of_something_else_is_built_again(
     candidate: Candidate, builds: Builds, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -97,6 +97,8 @@ def test_an_automatic_engine_of_something_else_is_built_again(
         monkeypatch.setattr("onnxfuse.engine.trt.gpu", lambda: standin.GPU._replace(driver="590.1"))
     elif change == "engine":
         engine.unlink()
+    elif change == "optimized model":
+        engine.with_suffix(".onnx").write_bytes(Path(candidate.model).read_bytes())
     else:
         stamp = engine.with_suffix(".made-of.json")
         stamp.write_text(stamp.read_text()[:-20])
@@ -111,9 +113,11 @@ def test_an_engine_against_itself_is_built_once_and_is_no_two_engines(candidate:
     assert "layers" not in result
 
 
-def test_sites_that_are_not_there_make_the_same_model(candidate: Candidate, builds: Builds) -> None:
+def test_what_makes_the_same_model_is_not_built(candidate: Candidate, builds: Builds) -> None:
     absent = Rewriting("measure", sites=(("skip_layernorm", "nowhere", True),))
-    assert work.measure(dataclasses.replace(candidate, fused=absent))["same_engine"]
+    result = work.measure(dataclasses.replace(candidate, fused=absent))
+    assert result["same_engine"]
+    assert [name for name, *_ in builds.done] == ["automatic.engine"]
 
 
 def test_outputs_that_disagree_are_marked(candidate: Candidate, builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +171,26 @@ def test_marked_timings_are_taken_again_once(
     assert result["notes"] == ["timed again, as the first time was marked: SM clock moved"]
 
 
+@pytest.mark.parametrize(("levels", "off"), [([1.0], False), ([1.01, 1.0], False), ([1.01, 0.99], True)])
+def test_one_engine_against_itself_must_be_a_draw(
+    candidate: Candidate, builds: Builds, monkeypatch: pytest.MonkeyPatch, levels: list[float], off: bool
+) -> None:
+    """A timing that finds one engine faster than itself is taken again once, and then marked."""
+    taken = iter(levels)
+
+    def time(engines: Mapping[str, Any], feeds: object, samples: int) -> Timings:
+        of = standin.timings(engines, feeds, samples)
+        level = next(taken)
+        return dataclasses.replace(
+            of, samples={"automatic": of.samples["automatic"], "fused": [t / level for t in of.samples["automatic"]]}
+        )
+
+    monkeypatch.setattr(timing, "time_placed", time)
+    result = work.measure(dataclasses.replace(candidate, fused=candidate.automatic))
+    assert any("timed against itself is no draw" in mark for mark in result["marks"]) is off
+    assert len(result["notes"]) == len(levels) - 1
+
+
 def test_what_a_caller_adds_is_timed_beside(candidate: Candidate, builds: Builds) -> None:
     def also(automatic: work.Side, fused: work.Side, feeds: object, outputs: Mapping[str, np.ndarray]) -> work.Also:
         assert set(outputs) == {"y"}
@@ -184,6 +208,25 @@ def test_a_fault_in_a_child_is_a_failed_result(candidate: Candidate) -> None:
     assert "absent.onnx" in result["failed"] or "TensorRT" in result["failed"]
     assert "\n" not in result["failed"]
     assert not list(Path(candidate.work).glob("order-*"))
+
+
+def test_the_child_reads_its_order_tells_its_steps_and_writes_its_answer(
+    candidate: Candidate, builds: Builds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `in_child` starts, in this process."""
+    order, answer = tmp_path / "order.json", tmp_path / "answer.json"
+    order.write_text(json.dumps(candidate.to_dict()))
+    assert work.main(order, answer) == 0
+    assert json.loads(answer.read_text())["verdict"] == "faster"
+    assert capsys.readouterr().out.splitlines() == [
+        "step: the automatic engine", "step: the fused engine", "step: the reference in onnxruntime", "step: comparing the outputs",
+        "step: timing", "step: timing layer by layer", "step: done",
+    ]  # fmt: skip
+    answer.unlink()
+    order.write_text(json.dumps({**candidate.to_dict(), "model": "absent.onnx"}))
+    assert work.main(order, answer) == 2
+    assert "error: absent.onnx" in capsys.readouterr().err
+    assert not answer.exists()
 
 
 def test_the_reference_is_onnxruntimes(candidate: Candidate, builds: Builds) -> None:

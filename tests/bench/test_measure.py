@@ -18,6 +18,7 @@ from tests.bench import standin
 from tests.bench.standin import Builds, StandIn
 from tests.bench.test_benchmarks import MACHINE
 from tests.commands.conftest import transformer_tail
+from tests.plan import lab
 
 
 @pytest.fixture
@@ -59,6 +60,48 @@ def test_a_row_has_the_fields_of_the_results_file(tmp_path: Path, builds: Builds
     assert row["layer_diff"] == standin.SUMMARY
     text = table.table({"schema": 1, "machine": MACHINE, "rows": [row]})
     assert "| tail | keep, all | 1 bias_gelu, 1 gelu, 1 skip_layernorm | 0.4000 | 0.2999 |" in text
+
+
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factors: dict[str, float], **changes: Any) -> results.Row:
+    monkeypatch.setenv("ONNXFUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ONNXFUSE_VERDICTS", raising=False)
+    work = lab.install(monkeypatch, factors)
+    monkeypatch.setattr(measure, "Engine", StandIn)
+    monkeypatch.setattr(measure.build, "build_reference_fp16flag", work.builds.build)
+    monkeypatch.setattr(measure, "_runs_in_fresh_process", lambda *about: (True, ""))
+    values = {"policy": "measure", "samples": 24, "others": (), **changes}
+    return json.loads(json.dumps(measure.measure(candidate(tmp_path, **values)), allow_nan=False))
+
+
+def test_a_row_of_policy_measure_is_the_final_timing_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = searched(tmp_path, monkeypatch, {"SkipLayerNormalization": 0.95, "BiasGelu": 1.05})
+    assert results.key(row) == ("tail", "keep", "measure")
+    assert row["ratio"]["median"] == pytest.approx(1 / 0.95, rel=1e-3)
+    assert row["sites"] == {"gelu": 1, "skip_layernorm": 1}
+    assert [(step["stage"], step["group"], step["verdict"]) for step in row["search"]] == [
+        ("automatic", "TensorRT alone", "draw"), ("alone", "skip_layernorm 64x64", "won"), ("alone", "bias_gelu 64x64", "lost"),
+        ("final", "skip_layernorm 64x64", "won"),
+    ]  # fmt: skip
+    assert [(of["group"], of["sites"], of["fused"]) for of in row["decisions"]] == [
+        ("skip_layernorm 64x64", 1, 1), ("bias_gelu 64x64", 1, 0),
+    ]  # fmt: skip
+    assert (row["agrees"], row["marks"], row["fresh_process"]) == (True, [], True)
+
+
+def test_a_row_of_policy_measure_with_nothing_to_win_is_an_honest_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = searched(tmp_path, monkeypatch, {"SkipLayerNormalization": 1.04, "BiasGelu": 1.05})
+    assert row["verdict"] == "draw"
+    assert row["ratio"]["low"] <= 1 <= row["ratio"]["high"]
+    assert row["sites"] == {"gelu": 1}
+    assert [of["fused"] for of in row["decisions"]] == [0, 0]
+
+
+def test_an_earlier_search_leaves_no_engine_to_time_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {"SkipLayerNormalization": 1.04, "BiasGelu": 1.05, "Gelu": 1.0}
+    searched(tmp_path, monkeypatch, factors)
+    row = searched(tmp_path, monkeypatch, factors, others=("trt_fp16_flag",))
+    assert "trt_fp16_flag: the automatic engine of an earlier run is gone" in row["notes"]
+    assert row["verdict"] == "draw"
 
 
 def test_rows_of_one_model_share_its_automatic_engine(tmp_path: Path, builds: Builds) -> None:

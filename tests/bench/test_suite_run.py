@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,11 @@ def test_the_machine_is_asked_once_until_it_is_started_anew(tmp_path: Path, monk
     boot.write_text("two\n")
     command._machine(tmp_path)
     assert len(asked) == 2
+
+
+def test_a_python_without_the_packages_is_told_so() -> None:
+    run = Path(command.__file__).with_name("run")
+    done = subprocess.run([sys.executable, "-S", "-E", str(run), "--list"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "has no package" in done.stderr

@@ -165,6 +165,13 @@ def test_the_command(run_cli: Callable[..., object], tmp_path: Path, model: Path
     said = done.stdout.split("--sha256 ")[1].strip()
     assert "python3 'my kit/kit.py'" in done.stdout
     assert target.read_kit(str(tmp_path / "my kit"), said)["gpu"] == "h200"
+    (tmp_path / "my kit" / "more.txt").touch()
+    looked = run_cli("inspect", "my kit")
+    assert looked.returncode == 0, looked.stderr
+    assert f"sha256 of kit.json: {said}" in looked.stdout
+    assert "note: not of the kit: more.txt" in looked.stdout
+    (tmp_path / "my kit" / "fused.onnx").write_bytes(b"other")
+    assert "fused.onnx is missing or not the file" in run_cli("inspect", "my kit").stderr
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +45,9 @@ class Lab:
         """The fusions of each order, with "final" for the rebuild."""
         return [_name(candidate) for candidate in self.orders]
 
-    def in_child(self, candidate: Candidate, timeout: float, watch: object = None) -> dict[str, Any]:
+    def in_child(self, candidate: Candidate, timeout: float, watch: Callable[[str], None]) -> dict[str, Any]:
         self.orders.append(candidate)
+        watch("building")
         if len(self.orders) == self.slow_at:
             print("slow now", flush=True)
             time.sleep(60)

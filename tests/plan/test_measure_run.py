@@ -21,6 +21,7 @@ from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.measuring import Interrupted, Machine, Measurement, Settings
 from onnxfuse.plan import planfile, store
 from onnxfuse.report import read
+from onnxfuse.verify.reference import Runtime
 from tests.bench import standin
 from tests.commands.conftest import transformer_tail
 from tests.plan import lab
@@ -46,7 +47,7 @@ FEW = Settings(samples=24)
 
 
 def measured(model: Path, feeds: Any = FEEDS, settings: Settings = FEW, **more: Any) -> Measurement:
-    return measuring.measure(model, feeds=feeds, settings=settings, **more)
+    return measuring.measure(model, feeds=[feeds], settings=settings, **more)
 
 
 def results(of: Measurement) -> list[Path]:
@@ -155,10 +156,33 @@ def test_a_result_holds_only_for_what_it_was_measured_on(work: Lab, model: Path,
     assert measured(model, **more).resumed == 0
 
 
+def test_ranges_are_measured_once_and_the_model_written_is_the_one_measured(
+    work: Lab, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all feeds: the second one is so large that float16 cannot hold the residual sum."""
+    asked: list[int] = []
+    own = Runtime.ranges
+
+    def ranges(self: Runtime, path: Path, feeds: Any, *more: Any) -> dict[str, float]:
+        asked.append(len(feeds))
+        return own(self, path, feeds, *more)
+
+    monkeypatch.setattr(Runtime, "ranges", ranges)
+    large = {"x": FEEDS["x"] * 30000, "r": FEEDS["r"] * 30000}
+    of = measuring.measure(model, feeds=[FEEDS, large], settings=FEW, precision="fp16")
+    assert of.ranges is not None
+    assert of.ranges["sum"] > 65504
+    out = tmp_path / "out.onnx"
+    pipeline.optimize(model, out, policy="measure", measured=of.plan, precision="fp16", feeds=of.feeds, ranges=of.ranges, check=False)
+    assert asked == [2]
+    assert onnx.load(out) == onnx.load(of.folder / "final.onnx")
+
+
 def test_failures_are_not_kept(work: Lab, model: Path) -> None:
     work.failing = "skip_layernorm"
     of = measured(model)
     assert of.plan["skip_layernorm", "normed"] == (False, "could not be measured: crashed (SIGSEGV): x")
+    assert len(results(of)) == 2  # the automatic engine, and bias_gelu
     work.failing = ""
     assert measured(model).plan["skip_layernorm", "normed"][0]
 
@@ -192,7 +216,7 @@ def test_verdicts_are_stored(work: Lab, model: Path) -> None:
         "skip_layernorm": pytest.approx(1 / 0.95, rel=1e-3), "bias_gelu": pytest.approx(1 / 1.05, rel=1e-3),
     }  # fmt: skip
     of = known["bias_gelu"]
-    assert (of.variant, of.model, of.rows, of.width, of.dtype) == ("erf", "model", 16, 64, "float32")
+    assert (of.variant, of.model, of.rows, of.width, of.dtype) == ("erf", "model", 32, 64, "float32")
     assert (of.gpu, of.driver, of.tensorrt) == ("h200", "580.1", "10.6.0")
 
 
@@ -223,10 +247,10 @@ def test_the_report_holds_every_candidate(work: Lab, model: Path, tmp_path: Path
     (tmp_path / "report.json").write_text(json.dumps(report))
     kept = [(step["stage"], step["group"], step["verdict"], step["kept"]) for step in report["plan"]["search"]]
     assert kept == [
-        ("automatic", "nothing", "draw", False),
-        ("alone", "skip_layernorm 16x64", "won", False),
-        ("alone", "bias_gelu 16x64", "lost", False),
-        ("final", "skip_layernorm 16x64", "won", True),
+        ("automatic", "TensorRT alone", "draw", False),
+        ("alone", "skip_layernorm 32x64", "won", True),
+        ("alone", "bias_gelu 32x64", "lost", False),
+        ("final", "skip_layernorm 32x64", "won", True),
     ]
     assert report["timings"]["ratios"]["fused"]["verdict"] == "faster"
     assert report["layers"]["diff"]["summary"] == standin.SUMMARY
@@ -274,6 +298,14 @@ def test_folding_that_costs_nothing_is_done_unless_it_costs_something(work: Lab,
     assert [name for name, *_ in work.builds.done].count("automatic.engine") == (1 if folded else 2)
     reason = next(d.reason for d in done.decisions if d.site.fusion == "conv_bn")
     assert reason.startswith("folding that costs nothing" if folded else "folding that should cost nothing, but: lost, 0.909 times")
+
+
+def test_progress_says_what_is_measured_and_how_much_time_is_left(work: Lab, model: Path) -> None:
+    told: list[str] = []
+    measured(model, progress=told.append)
+    assert "TensorRT alone (15.0 minutes left)" in told
+    assert any(words.startswith("1 of 2, skip_layernorm 32x64 (1 site) alone (") and words.endswith(" minutes left)") for words in told)
+    assert "building (" in " ".join(told)  # what the child says
 
 
 def test_sites_of_a_selection_alone_are_measured(work: Lab, model: Path) -> None:

@@ -90,7 +90,7 @@ def reason(of: Found, fusion: str, number: int = 0) -> str:
 
 
 def test_sites_are_grouped_by_fusion_shape_class_and_type() -> None:
-    shapes = [("a", "1x128x768", "float16"), ("a", "Bx100x768", "float16"), ("a", "1x128x64", "float16"), ("b", "1x128x768", "float16"),
+    shapes = [("a", "1x128x768", "float16"), ("a", "1x100x768", "float16"), ("a", "1x128x64", "float16"), ("b", "1x128x768", "float16"),
               ("a", "1x128x768", "float32")]  # fmt: skip
     sites = [Place(Site(fusion, None, f"y{i}", ("n",), shape, dtype)) for i, (fusion, shape, dtype) in enumerate(shapes)]
     groups = grouped(sites)
@@ -120,7 +120,7 @@ def test_the_trap_of_fusions_that_are_legal_and_slower() -> None:
     assert of.final is of.automatic
     assert sorted(lab.asked) == ["", "draw", "gelu", "hair", "qkv", "skip"]  # each once, and no combination of losers
     assert reason(of, "skip").startswith("lost, 0.963 times as fast")
-    assert reason(of, "skip").endswith("One region was cut in 26.; left to TensorRT")
+    assert reason(of, "skip").endswith("; left to TensorRT: One region was cut in 26.")
     assert reason(of, "draw").startswith("draw, 1.000 times as fast")
     assert "within the 0.5% that two builds of one model may differ by" in reason(of, "hair")
     assert of.final.outcome == "draw"
@@ -132,6 +132,13 @@ def test_a_model_without_sites_is_an_honest_draw() -> None:
     of = found(lab)
     assert lab.asked == [""]
     assert (of.final.outcome, of.decisions) == ("draw", {})
+
+
+def test_the_whole_interval_must_lie_above_one() -> None:
+    lab = Lab({"sure": result(1.02, 0.001), "unsure": result(1.06, 0.056)})
+    of = found(lab, places("sure"), places("unsure"))
+    assert fused(of) == {"sure"}
+    assert reason(of, "unsure").startswith("draw, 1.060 times as fast [1.004, 1.116]")
 
 
 def test_winners_are_combined_where_gains_add_up() -> None:
@@ -318,6 +325,16 @@ def test_a_fusion_that_adds_nothing_to_what_it_needs_is_left() -> None:
     of = found(lab, needed, needing)
     assert fused(of) == {"pack"}
     assert "less than pack 128x768: won, 1.060" in reason(of, "attention")
+
+
+def test_what_needs_a_site_that_another_took_goes_with_it() -> None:
+    """attention needs pack, whose node the large fusion claims: without pack there is no attention."""
+    needed = places("pack", 1)
+    needing = places("attention", 1, needs=[needed[0].site.key])
+    lab = Lab({"pack": 1.0, "attention pack": 1.03, "large": 1.05})
+    of = found(lab, needed, needing, places("large", 1, nodes=shared("large", "pack")))
+    assert lab.asked == ["", "pack", "attention pack", "large", "LARGE"]
+    assert fused(of) == {"large"}
 
 
 def test_sites_of_folding_that_were_decided_before_stay_decided() -> None:

@@ -72,6 +72,12 @@ def tensorrt(version: str) -> TensorRT:
     )
 
 
+def triton_schema() -> Path:
+    """Triton's model configuration as a Python module, made from its model_config.proto."""
+    place = _once("triton-2.73", lambda work: _pip("tritonclient==2.73.0", work))
+    return place / "tritonclient" / "grpc" / "model_config_pb2.py"
+
+
 def _once(name: str, fill: Callable[[Path], None]) -> Path:
     """CACHE/name, filled in a temporary folder and renamed; test processes wait for each other."""
     place = CACHE / name

@@ -1,4 +1,4 @@
-"""Made-up GPU parts for a real report: what an engine's profile, a tensor comparison and a search would add. For tests of the page alone."""
+"""Made-up GPU parts for a real report: what a profile, a tensor comparison and a search would add. For tests of the page alone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,19 @@ def with_gpu_parts(report: Report, seed: int = 0) -> Report:
     timings = {
         "engines": {f"{side}.engine": interval(total[side] / 1100, 0.004) for side in ("automatic", "fused")},
         "baseline": "automatic.engine",
-        "ratios": {"fused.engine": {**interval(ratio, 0.004), "verdict": "faster" if ratio > 1.004 else "slower" if ratio < 0.996 else "draw"}},
+        "ratios": {
+            "fused.engine": {**interval(ratio, 0.004), "verdict": "faster" if ratio > 1.004 else "slower" if ratio < 0.996 else "draw"}
+        },
         "samples": 200,
         "marks": [],
     }
-    machine = {"gpu": "NVIDIA H200 (sm_90)", "driver": "580.159.04", "tensorrt": "10.6.0", "date": "2026-11-30 21:00 UTC", "copy_gbps": 4236.9}
+    machine = {
+        "gpu": "NVIDIA H200 (sm_90)",
+        "driver": "580.159.04",
+        "tensorrt": "10.6.0",
+        "date": "2026-11-30 21:00 UTC",
+        "copy_gbps": 4236.9,
+    }
     return {
         **report,
         "machine": {**report.get("machine", {}), **machine},
@@ -42,7 +50,15 @@ def interval(median: float, share: float) -> dict[str, float]:
 
 
 def _cut(layer: Report) -> Report:
-    return {"what": "region", "name": layer["name"], "layers": 3, "nodes": len(layer["nodes"]), "us": layer["us"], "by": ["plugin"], "pieces": 2}
+    return {
+        "what": "region",
+        "name": layer["name"],
+        "layers": 3,
+        "nodes": len(layer["nodes"]),
+        "us": layer["us"],
+        "by": ["plugin"],
+        "pieces": 2,
+    }
 
 
 def _layers(report: Report, side: str, rng: random.Random) -> list[Report]:
@@ -53,7 +69,15 @@ def _layers(report: Report, side: str, rng: random.Random) -> list[Report]:
     def close() -> None:
         if run:
             name = f"{{ForeignNode[{run[0]}...{run[-1]}]}}" if len(run) > 1 else run[0]
-            made.append({"name": name, "type": "kgen", "nodes": list(run), "us": round(rng.uniform(1.5, 4) + len(run) * 0.12, 3), "kernel": "__myl_Fused"})
+            made.append(
+                {
+                    "name": name,
+                    "type": "kgen",
+                    "nodes": list(run),
+                    "us": round(rng.uniform(1.5, 4) + len(run) * 0.12, 3),
+                    "kernel": "__myl_Fused",
+                }
+            )
             run.clear()
 
     for node in report["graph"][side]["nodes"]:
@@ -79,7 +103,10 @@ def _tensors(report: Report, rng: random.Random) -> list[Report]:
         if node.get("kind") or not node["outputs"] or (node["outputs"][0][1] and "float" not in node["outputs"][0][1]):
             continue
         grown *= rng.uniform(0.93, 1.12)
-        errors = {way: _error(grown * factor * rng.uniform(0.5, 2)) for way, factor in (("onnxruntime_float32", 1.0), ("automatic", 900), ("fused", 800))}
+        errors = {
+            way: _error(grown * factor * rng.uniform(0.5, 2))
+            for way, factor in (("onnxruntime_float32", 1.0), ("automatic", 900), ("fused", 800))
+        }
         fusion = sites[node["site"]]["fusion"] if "site" in node and sites[node["site"]]["decision"] == "fused" else None
         found.append({"name": node["outputs"][0][0], "node": node["name"], "fusion": fusion, **errors["fused"], **errors, "agrees": True})
     if len(found) > 20:
@@ -106,4 +133,8 @@ def _plan(report: Report) -> Report:
         {"group": fusion, "sites": count, "ratio": interval(ratios[i % 3][0], 0.004), "verdict": ratios[i % 3][1], "kept": i % 3 == 0}
         for i, (fusion, count) in enumerate(counts.items())
     ]
-    return {"policy": "measure", "summary": "Each group was built and timed alone; those that win are combined and timed again.", "search": search}
+    return {
+        "policy": "measure",
+        "summary": "Each group was built and timed alone; those that win are combined and timed again.",
+        "search": search,
+    }

@@ -35,7 +35,7 @@ def test_a_comparison_has_its_keys_and_reads_back(tmp_path: Path) -> None:
     reports.write(report, tmp_path / "report.json")
     back = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert back == report
-    assert back["schema"] == "onnxfuse/compare/1"
+    assert (back["schema"], back["kind"]) == (2, "compare")
     assert back["agrees"] is True
     metrics = back["others"][0]["check"]["outputs"]["nan"]
     assert metrics["equal_nans"] == 1

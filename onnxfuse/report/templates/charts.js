@@ -10,7 +10,7 @@ if (data.timings) {
   bars.sort((a, b) => (b.name === baseline) - (a.name === baseline));
   const names = bars.map((bar) => bar.name);
   chart("chart-latency", (width) => Plot.plot({
-    ...base, width, height: 34 + bars.length * 62, marginLeft: 12, marginRight: 150, marginTop: 6, marginBottom: 34,
+    ...base, width, height: 34 + bars.length * 62, marginLeft: 18, marginRight: 150, marginTop: 6, marginBottom: 34,
     x: { label: "milliseconds", zero: true, ticks: 5, grid: true, domain: [0, d3.max(bars, (b) => b.high) * 1.02], insetRight: 0 },
     y: { domain: names, axis: null, padding: 0.1 },
     marks: [
@@ -51,11 +51,8 @@ if (data.rows) {
 }
 
 // ------------------------------------------------------------------------------------------------------------ accuracy
-const WAYS = [
-  ["onnxruntime_float32", "onnxruntime, float32", "var(--w0)"],
-  ["automatic", "automatic engine", "var(--w1)"],
-  ["fused", "fused engine", "var(--w2)"],
-];
+const WAY = { automatic: "var(--w1)", fused: "var(--w2)" };
+const WAYS = (data.ways ?? []).map(([key, title]) => [key, title, WAY[key] ?? "var(--w0)"]);
 if (data.tensors) {
   let metric = document.querySelector("#metrics [data-metric]")?.dataset.metric ?? "max_abs";
   const value = (part) => (part && part[metric] !== null && part[metric] !== undefined ? (metric === "cosine" ? Math.abs(1 - part.cosine) : part[metric]) : null);
@@ -66,21 +63,28 @@ if (data.tensors) {
   const redraw = chart("chart-tensors", (width) => {
     const all = points();
     const least = d3.min(all.filter((p) => p.y > 0), (p) => p.y) ?? 1e-9;
-    const floor = least / 4;
+    const floor = least / 9; // where "no difference" stands
+    const most = d3.max(all, (p) => p.y) || 1e-8;
     for (const p of all) p.shown = p.y > 0 ? p.y : floor;
     const marked = data.tensors.map((tensor, i) => ({ tensor, i })).filter(({ tensor }) => tensor.fusion);
-    const bad = all.filter((p) => p.tensor.agrees === false && (p.way === "compared" || p.way === "fused engine"));
+    const bad = all.filter((p) => p.tensor.agrees === false && (p.way === "compared" || p.way === "fused"));
     const colour = { domain: [...WAYS.map((w) => w[1]), "compared"], range: [...WAYS.map((w) => w[2]), "var(--w2)"] };
     return Plot.plot({
       ...base, width, height: 340, marginLeft: 62, marginRight: 14, marginBottom: 44, marginTop: 24,
       x: { label: "tensor, in topological order →", domain: [-0.5, data.tensors.length - 0.5], ticks: Math.min(10, data.tensors.length), tickFormat: (i) => (Number.isInteger(i) ? String(i + 1) : "") },
-      y: { type: "log", label: `↑ ${{ max_abs: "max abs error", max_rel: "max relative error", ulp: "error in ULP", cosine: "1 − cosine" }[metric]}`, grid: true, ticks: 6, tickFormat: (y) => (y >= 0.01 && y < 1e4 ? String(Number(y.toPrecision(2))) : y.toExponential(0)) },
+      y: { type: "log", domain: [floor / 2, Math.max(most * 1.6, least * 2)], label: `↑ ${{ max_abs: "max abs error", max_rel: "max relative error", relative_rms: "norm of the error / norm", ulp: "error in ULP", cosine: "1 − cosine" }[metric]}`, grid: true, ticks: 6, tickFormat: (y) => (y >= 0.01 && y < 1e4 ? String(Number(y.toPrecision(2))) : y.toExponential(0)) },
       color: colour,
       marks: [
         Plot.ruleX(marked, { x: "i", stroke: (m) => colourOf(m.tensor.fusion), strokeWidth: Math.max(2, Math.min(12, width / data.tensors.length - 1)), strokeOpacity: 0.14 }),
-        Plot.line(all, { x: "i", y: "shown", z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
-        Plot.dot(all, { x: "i", y: "shown", fill: (p) => (p.y > 0 ? p.way : "none"), stroke: "way", r: data.tensors.length > 400 ? 1.8 : 3 }),
-        Plot.dot(bad, { x: "i", y: "shown", r: 7, stroke: "var(--bad)", strokeWidth: 2 }),
+        all.some((p) => p.y === 0) ? Plot.ruleY([floor], { stroke: "var(--line)" }) : null,
+        all.some((p) => p.y === 0) ? Plot.text([floor], { y: (y) => y, frameAnchor: "left", text: () => "none", textAnchor: "end", dx: -9, fill: "var(--quiet)" }) : null,
+        Plot.line(all, { x: "i", y: (p) => (p.y > 0 ? p.y : NaN), z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
+        Plot.dot(all.filter((p) => p.y === 0), { x: "i", y: "shown", fill: "var(--paper)", stroke: "var(--bar)", r: 2 }),
+        Plot.dot(all.filter((p) => p.y > 0), { x: "i", y: "shown", fill: "way", r: data.tensors.length > 400 ? 2 : 3.2 }),
+        Plot.ruleX(bad.slice(0, 1), { x: "i", stroke: "var(--bad)", strokeWidth: 1.5, strokeDasharray: "4 3" }),
+        Plot.text(bad.slice(0, 1), { x: "i", frameAnchor: "top", text: () => "first that differs", fill: "var(--bad)", dy: -12, textAnchor: bad[0]?.i > data.tensors.length / 2 ? "end" : "start", fontWeight: 600 }),
+        Plot.dot(bad, { x: "i", y: "shown", r: 7.5, stroke: "var(--paper)", strokeWidth: 5 }),
+        Plot.dot(bad, { x: "i", y: "shown", r: 7.5, stroke: "var(--bad)", strokeWidth: 2.5 }),
         Plot.tip(all, Plot.pointer({ x: "i", y: "shown", title: (p) => tensorSaid(p) })),
       ],
     });
@@ -100,21 +104,24 @@ if (data.tensors) {
 }
 
 if (data.budget) {
-  const colours = WAYS.map((way) => way[2]);
-  const points = data.budget.outputs.flatMap(([name, errors]) => errors.map((error, k) => ({ name, way: data.budget.ways[k], y: error?.max_abs })).filter((p) => p.y !== null && p.y !== undefined));
+  const colours = data.budget.ways.map((way) => WAY[way] ?? "var(--w0)");
+  const key = data.budget.figure[0];
+  const points = data.budget.outputs.flatMap(([name, errors]) => errors.map((error, k) => ({ name, way: data.budget.ways[k], y: error?.[key] })).filter((p) => p.y !== null && p.y !== undefined));
   const least = d3.min(points.filter((p) => p.y > 0), (p) => p.y) ?? 1e-9;
-  for (const p of points) p.shown = p.y > 0 ? p.y : least / 4;
+  const ends = [least / 3, (d3.max(points, (p) => p.y) || least) * 2];
+  for (const p of points) p.shown = p.y > 0 ? p.y : ends[0];
   const names = data.budget.outputs.map(([name]) => name);
   chart("chart-budget", (width) => {
     const left = Math.min(320, Math.max(90, d3.max(names, (n) => n.length) * 7.2 + 16), width * 0.4);
     return Plot.plot({
-      ...base, width, height: 64 + Math.min(names.length, 40) * 30, marginLeft: left, marginRight: 30, marginTop: 8, marginBottom: 40,
-      x: { type: "log", label: "max abs error against double precision →", grid: true, ticks: 6, tickFormat: (x) => x.toExponential(0) },
+      ...base, width, height: 64 + Math.min(names.length, 40) * 30, marginLeft: left, marginRight: 30, marginTop: 20, marginBottom: 40,
+      x: { type: "log", domain: ends, label: `${data.budget.figure[1]} →`, grid: true, ticks: 6, tickFormat: (x) => x.toExponential(0) },
       y: { domain: names.slice(0, 40), label: null, tickSize: 0, tickFormat: (n) => cut(visible(n), Math.floor(left / 7)) },
       color: { domain: data.budget.ways, range: colours, legend: true },
       marks: [
         Plot.ruleY(names.slice(0, 40), { y: (n) => n, stroke: "var(--line)" }),
-        Plot.dot(points, { x: "shown", y: "name", fill: "way", r: 5.5, stroke: "var(--paper)", clip: true }),
+        Plot.dot(points, { x: "shown", y: "name", fill: "way", r: 5.5, stroke: "var(--paper)" }),
+        points.some((p) => p.y === 0) ? Plot.text([ends[0]], { x: (x) => x, frameAnchor: "top", text: () => "none", dy: -8, fill: "var(--quiet)" }) : null,
         Plot.tip(points, Plot.pointer({ x: "shown", y: "name", title: (p) => `${p.way}: ${figure(p.y)}` })),
       ],
     });
@@ -146,7 +153,7 @@ if (data.roofline) {
         Plot.line(roof, { x: "x", y: "y", stroke: "var(--ink)", strokeWidth: 2 }),
         Plot.line(roof.map((p) => ({ x: p.x, y: p.y / 2 })), { x: "x", y: "y", stroke: "var(--quiet)", strokeDasharray: "3 4" }),
         Plot.text([roof[1]], { x: "x", y: "y", text: () => `a copy: ${Math.round(copy)} GB/s`, textAnchor: "end", dx: -22, dy: -4, fill: "var(--ink)" }),
-        Plot.text([roof[1]], { x: "x", y: (p) => p.y / 2, text: () => "half of that", textAnchor: "end", dx: -14, dy: 14, fill: "var(--quiet)" }),
+        Plot.text([roof[1]], { x: "x", y: (p) => p.y / 2, text: () => "half of that", textAnchor: "end", dx: 0, dy: 22, fill: "var(--quiet)" }),
         Plot.dot(rows, { x: "x", y: "y", symbol: (r) => r.cache ?? "cold", fill: (r) => `var(--f${kernels.indexOf(r.kernel) % COLOURS})`, fillOpacity: 0.75, stroke: "var(--paper)", strokeWidth: 0.7, r: 5 }),
         Plot.tip(rows, Plot.pointer({ x: "x", y: "y", title: (r) => [`${r.kernel}, ${r.dtype}${r.cache ? `, ${r.cache}` : ""}`, visible(r.label ?? ""), `${figure(r.us)} µs, ${Math.round(r.gbps ?? r.bytes / r.us / 1e3)} GB/s`, r.share_of_copy !== undefined ? `${Math.round(100 * r.share_of_copy)} % of a copy` : null].filter(Boolean).join("\n") })),
       ],

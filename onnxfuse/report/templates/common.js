@@ -1,5 +1,6 @@
 // What all parts of the page share. Names come from files of strangers: they are written as text, never as markup.
-const data = JSON.parse(document.getElementById("data").textContent);
+const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
+const data = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 const $ = (id) => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -47,7 +48,12 @@ function chart(id, draw) {
   const holder = $(id);
   if (!holder) return () => {};
   let width = 0;
-  const render = () => { width = holder.clientWidth || 900; holder.replaceChildren(draw(width)); };
+  const render = () => {
+    width = holder.clientWidth || 900;
+    const picture = draw(width);
+    picture.setAttribute("aria-hidden", "true"); // the holder says what it is, and a table beside it holds the figures
+    holder.replaceChildren(picture);
+  };
   whenNear(holder, () => {
     render();
     new ResizeObserver(() => { if (holder.clientWidth && Math.abs(holder.clientWidth - width) > 8) render(); }).observe(holder);

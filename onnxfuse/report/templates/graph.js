@@ -97,28 +97,34 @@ function labelsOf(tree, key) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- layout
+// Layers of a model are alike: what has the same boxes and edges is laid out once.
+const alike = new Map();
 function layoutOf(tree, open, kept, key) {
   if (kept.has(key)) return kept.get(key);
-  const group = tree.items.get(key);
+  const { children } = tree.items.get(key);
+  const boxes = children.map((child) => {
+    const item = tree.items.get(child), box = boxOf(item);
+    if (item.node || !open.has(child)) return box;
+    const inner = layoutOf(tree, open, kept, child);
+    return { w: Math.max(inner.w + 2 * PAD, box.w + 20), h: inner.h + PAD + HEAD + 6 };
+  });
+  const place = new Map(children.map((child, i) => [child, i]));
+  const edges = [...(tree.between.get(key)?.values() ?? [])].map(([a, b]) => [place.get(a), place.get(b)]);
+  const look = `${boxes.map((box) => `${box.w}x${box.h}`)}|${edges.join(" ")}`;
+  if (!alike.has(look)) alike.set(look, placed(boxes, edges));
+  const { at, routes, w, h } = alike.get(look);
+  const result = { places: new Map(children.map((child, i) => [child, at[i]])), routes: new Map(edges.map(([a, b], i) => [`${children[a]}>${children[b]}`, routes[i]])), w, h };
+  kept.set(key, result);
+  return result;
+}
+function placed(boxes, edges) {
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 16, ranksep: 26, ranker: "tight-tree" });
   graph.setDefaultEdgeLabel(() => ({}));
-  for (const child of group.children) {
-    const item = tree.items.get(child);
-    let box = boxOf(item);
-    if (!item.node && open.has(child)) {
-      const inner = layoutOf(tree, open, kept, child);
-      box = { w: Math.max(inner.w + 2 * PAD, box.w + 20), h: inner.h + PAD + HEAD + 6 };
-    }
-    graph.setNode(child, { width: box.w, height: box.h });
-  }
-  for (const [a, b] of tree.between.get(key)?.values() ?? []) graph.setEdge(a, b);
-  if (group.children.length) dagre.layout(graph);
-  const places = new Map(graph.nodes().map((child) => [child, graph.node(child)]));
-  const routes = new Map(graph.edges().map(({ v, w }) => [`${v}>${w}`, graph.edge(v, w).points]));
-  const result = { places, routes, w: graph.graph().width || 0, h: graph.graph().height || 0 };
-  kept.set(key, result);
-  return result;
+  boxes.forEach((box, i) => graph.setNode(String(i), { width: box.w, height: box.h }));
+  for (const [a, b] of edges) graph.setEdge(String(a), String(b));
+  if (boxes.length) dagre.layout(graph);
+  return { at: boxes.map((_, i) => graph.node(String(i))), routes: edges.map(([a, b]) => graph.edge(String(a), String(b)).points), w: graph.graph().width || 0, h: graph.graph().height || 0 };
 }
 
 function elementsOf(tree, open, kept) {
@@ -234,7 +240,7 @@ class Pane {
     this.open = this.firstOpen();
     this.kept = new Map();
     this.chosen = null;
-    this.cy = cytoscape({ container: holder, style: stylesheet(), layout: { name: "preset" }, minZoom: 0.02, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false, selectionType: "single", hideEdgesOnViewport: false, pixelRatio: Math.min(2, devicePixelRatio || 1) });
+    this.cy = cytoscape({ container: holder, style: stylesheet(), layout: { name: "preset" }, minZoom: 0.005, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false, selectionType: "single", hideEdgesOnViewport: false, pixelRatio: Math.min(2, devicePixelRatio || 1) });
     this.cy.on("tap", "node", (event) => this.choose(event.target.id(), true));
     this.cy.on("dbltap", "node", (event) => this.toggle(event.target.id()));
     this.cy.on("tap", (event) => { if (event.target === this.cy) this.clear(); });
@@ -253,7 +259,8 @@ class Pane {
   }
   firstOpen() {
     const other = panes.before;
-    return other && other !== this ? openLike(this.tree, other.tree, other.open) : firstOpen(this.tree);
+    const like = other && other !== this ? openLike(this.tree, other.tree, other.open) : new Set();
+    return like.size > 1 ? like : firstOpen(this.tree);
   }
   show() {
     this.cy.batch(() => {
@@ -273,9 +280,25 @@ class Pane {
       for (const key of this.twins ?? []) this.cy.getElementById(this.seen(key)).addClass("twin");
     });
   }
+  // Of the boxes alone: cytoscape would measure every label and bend, for seconds in a large graph.
+  extent() {
+    const box = { x1: 0, y1: 0, x2: 1, y2: 1 };
+    for (const [i, node] of this.cy.nodes().toArray().entries()) {
+      const { x, y } = node.position(), { w, h } = node.data();
+      const here = { x1: x - w / 2, y1: y - h / 2, x2: x + w / 2, y2: y + h / 2 };
+      for (const end of ["x1", "y1", "x2", "y2"]) box[end] = i ? Math[end.endsWith("1") ? "min" : "max"](box[end], here[end]) : here[end];
+    }
+    return { ...box, w: box.x2 - box.x1, h: box.y2 - box.y1 };
+  }
+  fit() {
+    const box = this.extent();
+    const [w, h] = [this.cy.width(), this.cy.height()];
+    const zoom = Math.min(1.5, (w - 32) / box.w, (h - 32) / box.h);
+    this.cy.viewport({ zoom, pan: { x: w / 2 - (zoom * (box.x1 + box.x2)) / 2, y: h / 2 - (zoom * (box.y1 + box.y2)) / 2 } });
+  }
   // At first all of it where the text stays readable, else the upper end, or the first thing that was fused.
   first() {
-    const box = this.cy.elements().boundingBox();
+    const box = this.extent();
     const [w, h] = [this.cy.width(), this.cy.height()];
     const zoom = Math.min(1, Math.max(Math.min((w - 24) / box.w, (h - 24) / box.h), 0.62));
     const wide = box.w * zoom > w, tall = box.h * zoom > h;
@@ -366,14 +389,16 @@ class Pane {
       Enter: () => this.chosen && this.toggle(this.seen(this.chosen)),
       Backspace: () => this.chosen && this.pathOf(this.chosen).length && this.go(this.pathOf(this.chosen).at(-1)),
       Escape: () => { this.clear(); empty(); },
-      "+": () => this.zoom(1.3), "=": () => this.zoom(1.3), "-": () => this.zoom(1 / 1.3), 0: () => this.cy.fit(undefined, 16),
+      "+": () => this.zoom(1.3), "=": () => this.zoom(1.3), "-": () => this.zoom(1 / 1.3), 0: () => this.fit(),
     }[event.key];
     if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
   }
-  go(key) {
+  go(key, both = false) {
     this.reveal(key);
     this.choose(key);
     this.centre(key);
+    const other = panes[this.side === "before" ? "after" : "before"];
+    if (both && other?.twins.length) { other.reveal(other.twins[0]); other.mark(); other.centre(other.twins[0]); }
   }
 }
 
@@ -413,7 +438,7 @@ function tell(pane, key) {
   const row = (name, ...value) => value.flat().filter((v) => v !== null && v !== undefined && v !== "").length ? [el("dt", {}, name), el("dd", {}, ...value)] : [];
   const node = item.node;
   parts.push(el("p", { class: "what" }, el("b", {}, node ? (node.kind ? `Graph ${node.kind}` : opName(node)) : { scope: "Scope", part: "Part", region: "Site", subgraph: "Body" }[item.group.kind]), el("span", { class: "quiet" }, ` ${pane.side}`)));
-  parts.push(el("p", {}, el("code", {}, node ? node.name : item.group.label)));
+  if (node || item.group.kind !== "region") parts.push(el("p", {}, el("code", {}, node ? node.name : item.group.label)));
   if (site) parts.push(decision(site, pane));
   const facts = [];
   if (node) {
@@ -439,14 +464,16 @@ function error(name) {
   return tensor ? el("div", { class: tensor.agrees === false ? "no" : "quiet" }, `error: max abs ${figure(tensor.max_abs ?? tensor.fused?.max_abs)}${tensor.agrees === false ? ", differs" : ""}`) : null;
 }
 function decision(site, pane) {
-  const names = [...new Set(site.nodes)];
+  // The nodes of the source: a site may name what an earlier fusion made of some of them.
+  const own = data.graph.before?.nodes.filter((node) => sites[node.site] === site).map((node) => node.name) ?? [];
+  const names = [...new Set(own.length ? own : site.nodes)];
   const other = { before: "after", after: "before" }[pane.side];
   const link = site.node && other === "after" && panes.after ? el("button", { type: "button", class: "link", onclick: () => showNode(site.node, "after") }, site.node) : site.node ? el("code", {}, site.node) : null;
   return el("div", { class: "decision", style: `--c: ${colourOf(site.fusion)}` },
     el("p", {}, el("span", { class: `chip ${site.decision}` }, site.decision), " ", el("b", {}, site.fusion), site.variant ? ` (${site.variant})` : ""),
     el("p", {}, site.reason),
     link ? el("p", { class: "quiet" }, site.decision === "fused" ? "became " : "", link) : null,
-    el("details", {}, el("summary", {}, `${nodeWord(names.length)} of it`), el("ul", {}, names.map((name) => el("li", {}, panes.before ? el("button", { type: "button", class: "link", onclick: () => showNode(name, "before") }, name) : el("code", {}, name))))),
+    el("details", {}, el("summary", {}, `made of ${nodeWord(names.length)}`), el("ul", {}, names.map((name) => el("li", {}, panes.before ? el("button", { type: "button", class: "link", onclick: () => showNode(name, "before") }, name) : el("code", {}, name))))),
   );
 }
 function showNode(name, side) {
@@ -455,7 +482,7 @@ function showNode(name, side) {
     const i = pane.tree.nodes.findIndex((node) => !node.kind && (node.name === name || node.outputs[0]?.[0] === name));
     if (i >= 0) {
       if (pane.holder.closest(".pane").hidden) showSides("both");
-      pane.go(`n${i}`);
+      pane.go(`n${i}`, true);
       $("graph").scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
       return;
     }
@@ -481,7 +508,7 @@ function search() {
   $("found-count").textContent = $("find").value.trim() ? (count ? `${count} found${count > 50 ? ", the first 50 are listed" : ""}` : "nothing found") : "";
   list.hidden = !count;
   list.replaceChildren(...searched.slice(0, 50).map(({ side, key, node, site }) => el("li", {},
-    el("button", { type: "button", class: "link", onclick: () => { showSides("both"); panes[side].go(key); } }, el("b", {}, opName(node) || node.kind), " ", node.name),
+    el("button", { type: "button", class: "link", onclick: () => { showSides("both"); panes[side].go(key, true); } }, el("b", {}, opName(node) || node.kind), " ", node.name),
     el("span", { class: "quiet" }, ` ${side}${site ? `, ${site.decision} by ${site.fusion}` : ""}`))));
   for (const pane of Object.values(panes)) pane.mark();
 }
@@ -532,7 +559,7 @@ if (data.graph) {
   let typing = 0;
   $("find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(search, 120); });
   $("find").addEventListener("keydown", (event) => {
-    if (event.key === "Enter") { clearTimeout(typing); search(); if (searched.length) panes[searched[0].side].go(searched[0].key); }
+    if (event.key === "Enter") { clearTimeout(typing); search(); if (searched.length) panes[searched[0].side].go(searched[0].key, true); }
     if (event.key === "Escape") { $("find").value = ""; search(); }
     if (event.key === "ArrowDown" && !$("results").hidden) { event.preventDefault(); $("results").querySelector("button")?.focus(); }
   });
@@ -541,7 +568,7 @@ if (data.graph) {
     button.addEventListener("click", () => {
       start();
       for (const pane of Object.values(panes)) ({
-        in: () => pane.zoom(1.3), out: () => pane.zoom(1 / 1.3), fit: () => pane.cy.fit(undefined, 16),
+        in: () => pane.zoom(1.3), out: () => pane.zoom(1 / 1.3), fit: () => pane.fit(),
         expand: () => { for (const key of pane.tree.items.keys()) if (key[0] === "g") pane.open.add(key); pane.kept.clear(); pane.show(); pane.first(); },
         collapse: () => { pane.open = pane.firstOpen(); pane.kept.clear(); pane.show(); pane.first(); },
       })[button.dataset.view]();
@@ -549,7 +576,19 @@ if (data.graph) {
   }
   $("node-list").addEventListener("toggle", () => { if ($("node-list").open && !$("node-list").querySelector("table")) nodeTable(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  // Paper is white, whatever the screen is.
-  addEventListener("beforeprint", () => { start(); document.documentElement.classList.add("paper"); repaint(); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); repaint(); });
+  // Paper is white, whatever the screen is, and shows all that is open as a picture.
+  addEventListener("beforeprint", () => {
+    start();
+    document.documentElement.classList.add("paper");
+    repaint();
+    for (const pane of Object.values(panes)) {
+      const picture = el("img", { class: "picture", alt: `The graph ${pane.side}, as it was open on the screen`, src: pane.cy.png({ full: true, maxWidth: 1600, maxHeight: 2400, bg: paint["--paper"] }) });
+      pane.holder.after(picture);
+    }
+  });
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("paper");
+    for (const picture of document.querySelectorAll(".picture")) picture.remove();
+    repaint();
+  });
 }

@@ -26,3 +26,4 @@ addEventListener("beforeprint", () => {
   for (const holder of drawn) holder.begin();
   for (const group of document.querySelectorAll("details.group:not(.table, #node-list)")) group.open = true;
 });
+document.documentElement.dataset.ready = "";

@@ -41,7 +41,6 @@ if (data.layers && $("chart-layers")) {
         chosen ? Plot.barX(shown.filter((l) => l.side === chosen.side && l.i === chosen.i), { x1: "a", x2: "b", y: "side", fill: "none", stroke: "var(--accent)", strokeWidth: 3 }) : null,
       ],
     });
-    plot.setAttribute("aria-hidden", "true");
     return plot;
   }
   const short = (layer) => (layer.kind === "as before" || layer.kind === "changed" || layer.kind === "cut apart" ? layer.nodes[0]?.split("/").pop() ?? layer.name : layer.kind);

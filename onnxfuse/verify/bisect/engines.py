@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +18,62 @@ import numpy as np
 
 from onnxfuse.bench import child
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.verify.bisect.backends import Feeds
 from onnxfuse.verify.reference import Outputs
 
 TIMEOUT = 1800.0  # seconds for one engine, built and run
 _RUN = "run"  # the step that the process tells when the engine is built
 
-Feeds = Mapping[str, np.ndarray[Any, Any]]
-
 
 class Engines:
     """Builds the engine of a model and runs it; a run that is asked for again is one of those that were made together.
 
-    runs: how many are made together. shapes: values of --shapes.
+    runs: how many are made together. faults: of engines that were built and did not run.
     """
 
-    def __init__(self, feeds: Sequence[Feeds], folder: Path, runs: int, timeout: float = TIMEOUT) -> None:
+    name = "tensorrt"
+    same_dtype = False
+
+    def __init__(self, folder: Path, runs: int, timeout: float = TIMEOUT) -> None:
         self.folder = folder
         self.runs = runs
         self.timeout = timeout
-        self.shapes = shapes(feeds)
-        self.feeds = [folder / f"feed{index}.npz" for index in range(len(feeds))]
-        self.faults: list[str] = []  # of engines that were built and did not run
-        self._model: Path | None = None
+        self.faults: list[str] = []
+        self._model: tuple[Path, int] | None = None
+        self._engine = folder / "last.engine"  # of that model, where it could be built
         self._left: collections.deque[Sequence[Outputs]] = collections.deque()
-        for path, feed in zip(self.feeds, feeds, strict=True):
-            np.savez(path, **feed)  # type: ignore[arg-type]
 
-    def run(self, model: Path) -> Sequence[Outputs]:
-        """Outputs for each feed, floating ones as float32. None at all, which nothing agrees with, where the engine is built and fails or
-        crashes. OnnxfuseError: it cannot be built.
+    def run(self, model: Path, feeds: Sequence[Feeds]) -> Sequence[Outputs]:
+        """Outputs for each feed, floating ones as float32. None at all, which nothing agrees with, where the engine is built and then
+        fails or crashes. OnnxfuseError: it cannot be built.
         """
-        if model != self._model or not self._left:
-            self._left.extend(self._made(model))
-            self._model = model
+        asked = model, model.stat().st_mtime_ns
+        if asked != self._model:
+            self._left.clear()
+            self._engine.unlink(missing_ok=True)
+            self._model = asked
+        if not self._left:
+            self._left.extend(self._made(model, feeds))
         return self._left.popleft()
 
-    def _made(self, model: Path) -> list[Sequence[Outputs]]:
-        self._left.clear()
-        engine, out = model.with_suffix(".engine"), model.with_suffix(".outputs")
-        for left in (engine, *self.folder.glob(f"{out.name}*")):
-            left.unlink(missing_ok=True)
+    def _made(self, model: Path, feeds: Sequence[Feeds]) -> list[Sequence[Outputs]]:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            return self._in(Path(folder), model, feeds)
+
+    def _in(self, folder: Path, model: Path, feeds: Sequence[Feeds]) -> list[Sequence[Outputs]]:
+        out, given = folder / "outputs", [folder / f"feed{index}.npz" for index in range(len(feeds))]
+        for path, feed in zip(given, feeds, strict=True):
+            np.savez(path, **{name: _plain(array) for name, array in feed.items()})  # type: ignore[arg-type]
         order = {
-            "model": str(model), "engine": str(engine), "shapes": self.shapes, "cache": str(self.folder / "timing.cache"),
-            "feeds": [str(path) for path in self.feeds], "out": str(out), "runs": self.runs,
-        }  # fmt: skip
-        request = model.with_suffix(".order.json")
+            "model": str(model),
+            "engine": str(self._engine),
+            "shapes": shapes(feeds),
+            "cache": str(self.folder / "timing.cache"),
+            "feeds": [str(path) for path in given],
+            "out": str(out),
+            "runs": self.runs,
+        }
+        request = folder / "order.json"
         request.write_text(json.dumps(order), encoding="utf-8")
         told: list[str] = []
         status, said = child.run([__name__, str(request)], self.timeout, told.append)
@@ -70,8 +82,8 @@ class Engines:
             if f"{child.STEP}{_RUN}" not in said:
                 raise OnnxfuseError(f"no engine: {why}")
             self.faults.append(why)
-            return [[{} for _ in self.feeds]] * self.runs
-        return [[_read(out, run, feed) for feed in range(len(self.feeds))] for run in range(self.runs)]
+            return [[{} for _ in feeds]] * self.runs
+        return [[_read(out, run, feed) for feed in range(len(feeds))] for run in range(self.runs)]
 
 
 def shapes(feeds: Sequence[Feeds]) -> list[str]:
@@ -97,7 +109,8 @@ def main(request: str) -> None:
     from onnxfuse.engine.run import Engine, cast_feeds
 
     order = json.loads(Path(request).read_text(encoding="utf-8"))
-    build.build(Path(order["model"]), Path(order["engine"]), shapes=order["shapes"], timing_cache=Path(order["cache"]))
+    if not Path(order["engine"]).exists():
+        build.build(Path(order["model"]), Path(order["engine"]), shapes=order["shapes"], timing_cache=Path(order["cache"]))
     print(f"{child.STEP}{_RUN}", flush=True)
     feeds = []
     for path in order["feeds"]:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, external_data_helper, helper
 
@@ -53,9 +55,13 @@ class Region:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def group(self) -> str:
+        """What it has in common with other regions: its fusion, else its operators."""
+        return self.fusion or ("folded constant" if not self.nodes else "+".join(dict.fromkeys(self.ops)))
+
     def __str__(self) -> str:
-        what = self.fusion or ("folded constant" if not self.nodes else "+".join(dict.fromkeys(self.ops)))
-        return f"{what} at '{self.outputs[0]}'" + (f" (node '{self.name}')" if self.nodes else "")
+        return f"{self.group} at '{self.outputs[0]}'" + (f" (node '{self.name}')" if self.nodes else "")
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,7 @@ class Pair:
         # Defaults of inputs, which nobody need read.
         proto.graph.initializer.extend(t for t in self.new.proto.graph.initializer if t.name in declared and t.name not in kept)
         proto.graph.sparse_initializer.extend(part.sparse)
+        proto.graph.value_info.extend(part.types())
         return self._finished(proto)
 
     def window(self, on: Collection[str], outputs: Sequence[str], inside: Collection[str]) -> ModelProto:
@@ -166,10 +173,16 @@ class Pair:
             [self._value(name) for name in outputs],
             part.constants,
             sparse_initializer=part.sparse,
+            value_info=part.types(),
         )
         proto = helper.make_model(graph, opset_imports=list(self.new.proto.opset_import), ir_version=self.new.proto.ir_version)
         proto.functions.extend(self.new.proto.functions)
         return self._finished(proto)
+
+    def typed(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Values of a tensor in the type that the original has for it, which an evaluator may have widened."""
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self.old.element(name)))
+        return values if values.dtype == dtype else values.astype(dtype)
 
     def _value(self, name: str) -> ValueInfoProto:
         """Name and type without the sizes of free dimensions, which inference may have made up."""
@@ -394,6 +407,12 @@ class _Assembly:
         self._done: set[Value] = set()  # values that are there
         for name in outputs:
             self._make((name, _OLD))
+
+    def types(self) -> list[ValueInfoProto]:
+        """The element types of what the nodes make. Sizes are left to inference, which knows them for what is fed."""
+        known = ((self._name(value), self._kind(value)) for value in self._done if value[0] not in self.outputs)
+        made = {name for node in self.nodes for name in node.output}
+        return [helper.make_tensor_value_info(name, kind, None) for name, kind in sorted(known) if kind and name in made]
 
     def _primary(self, name: str) -> str:
         """Whose nodes compute a tensor that both make."""

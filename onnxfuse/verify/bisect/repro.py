@@ -78,11 +78,14 @@ def _attempt(
     outputs = [name for name in pair.old.made if name in inside and (name in finals or not readers[name] or readers[name] - inside)]
     original, fused = (with_weights(pair.window(on, outputs, inside), pair.folder) for on in ((), guilty))
     _same_inputs(original, fused)
-    feeds = fetch([value.name for value in original.graph.input])
     paths = scratch / "reproduction.onnx", scratch / "reproduction.fused.onnx"
-    for proto, path in zip((original, fused), paths, strict=True):
-        _save(proto, path)
     try:
+        feeds = fetch([value.name for value in original.graph.input])
+        if not all(isinstance(value, np.ndarray) for value in feeds.values()):
+            return None  # a sequence, which no .npz holds
+        for proto, path in zip((original, fused), paths, strict=True):
+            _fix_sizes(proto, feeds)
+            _save(proto, path)
         figure = verify(*paths, feeds)
     except OnnxfuseError:
         return None  # a part may be what no evaluator takes alone
@@ -97,13 +100,25 @@ def _same_inputs(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
         proto.graph.input.extend(values[name] for name in sorted(values))
 
 
+def _fix_sizes(proto: onnx.ModelProto, feeds: Feeds) -> None:
+    """Gives the inputs the sizes of what they are fed with, so that an engine can be built without more being said."""
+    for value in proto.graph.input:
+        shape = value.type.tensor_type.shape
+        del shape.dim[:]
+        shape.SetInParent()
+        for size in feeds[value.name].shape:
+            shape.dim.add(dim_value=size)
+
+
 def _keep(found: _Attempt, steps: int, folder: Path, stem: str) -> Reproduction:
     original, fused, data = folder / f"{stem}.onnx", folder / f"{stem}.fused.onnx", folder / f"{stem}.npz"
     for proto, path in ((found.original, original), (found.fused, fused)):
         with atomic(path) as temporary:
             _save(proto, temporary)
     with atomic(data) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **found.feeds)  # type: ignore[arg-type]
+        # Text in a form that is read back without unpickling.
+        plain = {name: array.astype(str) if array.dtype == object else array for name, array in found.feeds.items()}
+        np.savez(file, **plain)  # type: ignore[arg-type]
     return Reproduction(original, fused, data, found.figure, steps, (len(found.original.graph.node), len(found.fused.graph.node)))
 
 

@@ -14,6 +14,7 @@ _KINDS = {
     "site": "wrong by itself",
     "together": "harmless alone, wrong together",
     "sum": "each within the limits but far above the others' rounding, and over the limits together",
+    "group": "wrong at all of its sites",
     "rounding": "rounding adds up",
 }
 _SHOWN = 8  # of the sites that rounding adds up over
@@ -33,10 +34,20 @@ def headline(report: Mapping[str, Any]) -> str:
     if verdict == "elsewhere":
         return f"{name}: disagrees with every site off, too ({times(report['baseline'])}): no fused site is at fault; {_elsewhere(report)}"
     if verdict == "rounding":
-        return f"{name}: no single site is wrong, rounding adds up to {times(report['figure'])}; look at the precision"
-    guilty = [site["words"] for cause in report["causes"] if cause["kind"] != "rounding" for site in cause["sites"]]
+        return (
+            f"{name}: no single site is wrong, rounding adds up: {times(report['figure'])}, {times(report['baseline'])} with every site off"
+        )
+    guilty = [words for cause in report["causes"] if cause["kind"] != "rounding" for words in _guilty(cause)]
     more = f" and {len(guilty) - 2} more" if len(guilty) > 2 else ""
-    return f"{name}: disagrees because of {visible(', '.join(guilty[:2]))}{more}"
+    often = f" in {report['flips']} of {report['runs']} runs" if report["flips"] < report["runs"] else ""
+    return f"{name}: disagrees{often} because of {visible(', '.join(guilty[:2]))}{more}"
+
+
+def _guilty(cause: Mapping[str, Any]) -> list[str]:
+    sites = cause["sites"]
+    if cause["kind"] == "group":
+        return [f"{sites[0]['group']}, at all {len(sites)} sites"]
+    return [site["words"] for site in sites]
 
 
 def times(figure: float) -> str:
@@ -50,19 +61,22 @@ def times(figure: float) -> str:
 
 def site_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """All that is told of sites."""
-    count, tries = report["sites"], f"{report['tries']} tries in {'TensorRT' if report['backend'] == 'tensorrt' else 'onnxruntime'}"
+    count, where = report["sites"], report["backend"]
     name = visible(report["other"])
     if report["verdict"] == "agree":
         often = f" in {report['runs']} runs" if report["runs"] > 1 else ""
-        yield f"{name}: agrees with every one of its {count} sites on{often} ({times(report['figure'])})"
+        sites = f"all of its {count} sites" if count > 1 else "its site" if count else "no site at all"
+        yield f"{name}: agrees with {sites} on{often} ({times(report['figure'])}), in {where}"
         return
-    yield f"{name}: {count} sites, {tries}; {times(report['figure'])} with all on, {times(report['baseline'])} with all off"
-    if report["flips"] < report["runs"]:
+    yield f"{name}: {count} sites, {report['tries']} tries in {where}"
+    yield f"{times(report['figure'])} with all sites on, {times(report['baseline'])} with all off"
+    yield f"the sites change the outputs by {times(report['apart'])}"
+    if 0 < report["flips"] < report["runs"]:
         yield f"intermittent: {report['flips']} of {report['runs']} runs disagree; a set of sites is asked up to {report['repeats']} times"
     for cause in report["causes"]:
         yield from _cause_lines(cause)
     if report["verdict"] == "found":
-        yield f"with these off: {times(report['rest'])}"
+        yield f"the other sites change them by {times(report['rest'])}"
     if not report["complete"]:
         yield "the limit on runs was reached: the set may be larger than it need be; allow more with --tries"
     if report["faults"]:
@@ -78,10 +92,11 @@ def _cause_lines(cause: Mapping[str, Any]) -> Iterator[str]:
     often = f", in {cause['flips']} of {cause['runs']} runs" if cause["flips"] < cause["runs"] else ""
     yield f"- {_KINDS[cause['kind']]}: {times(cause['figure'])}{often}{typical}"
     shown = sites
-    if cause["kind"] == "rounding":
-        shown = sorted(sites, key=lambda site: -alone[site["name"]])[:_SHOWN]
+    if cause["kind"] in ("rounding", "group"):
+        known = [site for site in sites if not math.isnan(alone[site["name"]])]
+        shown = sorted(known, key=lambda site: -alone[site["name"]])[:_SHOWN]
         if len(shown) < len(sites):
-            yield f"    the largest of {len(sites)} sites that it takes:"
+            yield f"    {len(shown)} of {len(sites)} sites{' of ' + sites[0]['group'] if cause['kind'] == 'group' else ''}:"
     for site in shown:
         yield f"    {visible(site['words'])}: {times(alone[site['name']])} alone"
         if site["replaced"] and cause["kind"] != "rounding":
@@ -105,7 +120,7 @@ def _remedies(report: Mapping[str, Any]) -> Iterator[str]:
 def reproduction_command(report: Mapping[str, Any]) -> str:
     """One line that shows the disagreement again."""
     made = report["reproduction"]
-    if report["backend"] == "onnxruntime":
+    if report["backend"] != "tensorrt":
         return shlex.join(["onnxfuse", "compare", made["original"], made["fused"], "--data", made["data"]])
     engine = str(Path(made["fused"]).with_suffix(".engine"))
     build = shlex.join(["onnxfuse", "build-engine", made["fused"], "-o", engine])
@@ -113,8 +128,11 @@ def reproduction_command(report: Mapping[str, Any]) -> str:
 
 
 def _elsewhere(report: Mapping[str, Any]) -> str:
+    half = {"float16": "fp16", "bfloat16": "bf16"}.get(report["limits"])
+    if half:
+        return f"half precision costs that; `onnxfuse bisect --precision {half}` finds what must stay in float32"
     if report["backend"] == "tensorrt":
-        return "look at the precision (--precision), or compare without plugins"
+        return "compare an engine without plugins with MODEL"
     return "does the model give the same outputs twice?"
 
 
@@ -125,23 +143,43 @@ def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """All that is told of a precision."""
     name, half = visible(report["model"]), report["precision"]
     if report["verdict"] == "agree":
-        yield f"{name}: agrees in {half} with all {report['nodes']} nodes converted ({times(report['figure'])})"
+        yield f"{name}: agrees in {half} with all {report['nodes']} nodes converted ({times(report['figure'])}), in {report['evaluator']}"
+        yield from _checked_lines(report)
         return
     yield f"{name} in {half}: {times(report['figure'])}; {report['tries']} tries over {report['nodes']} nodes, in {report['evaluator']}"
     if report["verdict"] != "found":
         return
-    yield f"in float32 must stay {len(report['keep'])} nodes, which leaves {times(report['remaining'])}:"
-    for node in report["keep"]:
-        yield f"    {visible(node)} ({report['types'][node]}): {times(report['alone'][node])} alone"
+    nodes = report["keep"]
+    if report["diffuse"]:
+        yield f"no few nodes are at fault: rounding adds up, and {len(nodes)} would have to stay in float32; the largest errors are of"
+        nodes = sorted(nodes, key=lambda node: -report["alone"][node])[:_SHOWN]
+    else:
+        yield f"in float32 must stay {len(nodes)} nodes, which leaves {times(report['remaining'])}:"
+    for node in nodes:
+        yield f"    {visible(node)} ({report['operators'][node]}): {times(report['alone'][node])} alone"
     if not report["complete"]:
         yield "the limit on runs was reached: fewer may do; allow more with --tries"
-    checked = report["checked"]
-    yield f"checked with {checked['reference']}: {'agrees' if checked['agrees'] else 'disagrees'}"
+    yield from _checked_lines(report)
     yield f"  {shlex.join(['onnxfuse', 'optimize', report['model'], *report['options']])}"
+
+
+def _checked_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the check of `optimize` says, whose evaluators round elsewhere."""
+    checked = report["checked"]
+    if checked is None:
+        return
+    reasons = [f"{name}: {output['reason']}" for name, output in checked["outputs"].items() if not output["agrees"]]
+    yield f"the check of optimize, with {checked['reference']}: {'disagrees: ' + visible(reasons[0]) if reasons else 'agrees'}"
+    if reasons and checked["reference"].startswith("onnx.reference"):
+        yield "  onnx.reference rounds inside operators, too: its LayerNormalization and Softmax sum in half precision, kernels in float32"
 
 
 def _precision_headline(report: Mapping[str, Any]) -> str:
     name, half = visible(report["model"]), report["precision"]
     if report["verdict"] == "elsewhere":
         return f"{name}: disagrees in {half} with every node in float32, too; compare what `optimize` makes of it without --precision first"
+    if report["diffuse"]:
+        return (
+            f"{name}: disagrees in {half}: rounding adds up over the model, and {len(report['keep'])} nodes would have to stay in float32"
+        )
     return f"{name}: disagrees in {half}, unless {len(report['keep'])} of {report['nodes']} nodes stay in float32"

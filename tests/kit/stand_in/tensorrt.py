@@ -276,6 +276,7 @@ class Context:
         self.engine = engine
         self.shapes = {}
         self.addresses = {}
+        self.work = ctypes.CFUNCTYPE(None)(self._compute)
 
     def set_input_shape(self, name, shape):
         low, _, high = self.engine.header["profile"].get(name, (shape, shape, shape))
@@ -307,13 +308,18 @@ class Context:
         assert stream
         if fails("execute"):
             return False
+        if not ctypes.CDLL("libcuda.so.1").standInRecord(self.work):
+            self._compute()
+        return True
+
+    def _compute(self):
         feeds = {name: self._view(name, self.shapes[name]).copy() for name in self.engine.inputs}
         for name, value in zip([o.name for o in self.engine.session.get_outputs()], self.engine.session.run(None, feeds), strict=True):
             if fails("wrong"):
                 value = value + value.dtype.type(1)
             if hasattr(self.addresses[name], "notify_shape"):
                 allocator = self.addresses[name]
-                pointer = allocator.reallocate_output_async(name, 0, value.nbytes, 256, stream)
+                pointer = allocator.reallocate_output_async(name, 0, value.nbytes, 256, 1)
                 allocator.notify_shape(name, value.shape)
                 ctypes.memmove(pointer, value.ctypes.data, value.nbytes)
             else:
@@ -321,7 +327,6 @@ class Context:
         if self.profiler is not None:
             for node in self.engine.model.graph.node:
                 self.profiler.report_layer_time(node.name, 0.25)
-        return True
 
     def _view(self, name, shape):
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.engine.tensors[name].dtype.value))

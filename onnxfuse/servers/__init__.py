@@ -1,0 +1,1 @@
+"""What inference servers need beside an engine."""
