@@ -417,9 +417,21 @@ def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model
         given = writer.expression(outputs)
     except BadInput as fault:
         return _Not(str(fault), told=True)
+    if _has_own_kernel(given):
+        return _Not("is what skip_layernorm, skip_rmsnorm or bias_gelu have kernels of their own for")
     # The last node stands for the site: all that the site reads is made before it.
     named = {f"output{number}": value for number, value in enumerate(reversed(outputs))}
     return Chain(fusion, graph, nodes[-1], named, tuple(nodes), index, given, tuple(writer.tensors), tuple(outputs))
+
+
+_OWN_KERNELS = frozenset(
+    {f"{sums}{norm}Normalization" for sums in ("Add-", "Add-Add-") for norm in ("Layer", "RMS")} | {"Add-Gelu", "Add-GeluTanh", "Add-QuickGelu"}
+)
+
+
+def _has_own_kernel(given: ex.Expression) -> bool:
+    """Whether an expression is one that another fusion's plugin computes: measuring it twice would only take time."""
+    return given.form in _OWN_KERNELS and all(one.axes in ("1" * given.rank, "1") for one in given.inputs)
 
 
 def _is_whole(node: gs.Node, region: _Region) -> bool:
