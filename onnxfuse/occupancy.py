@@ -23,8 +23,9 @@ _REGISTER_PIECE = 256
 
 @dataclass(frozen=True)
 class Occupancy:
-    """blocks, warps: of a multiprocessor at once. share: of the warps it could hold. limit: what is used up first, registers, shared memory,
-    warps or blocks.
+    """blocks, warps: of a multiprocessor at once. share: of the warps it could hold.
+
+    limit: what is used up first, registers, shared memory, warps or blocks.
     """
 
     blocks: int
@@ -112,7 +113,7 @@ def _unsuited(kernel: str, by_name: Mapping[str, Sequence[KernelUse]]) -> list[s
         elif share < _SUITED:
             reached, (best, elsewhere) = of_kernel(use), best_of[use.name]
             found.append(
-                f"{use.name} fills {reached.share:.0%} of the warps on {name} and {best:.0%} on {elsewhere}, as {reached.limit} is used up "
-                f"first: what was tuned for {elsewhere} may not suit {name}; measure there"
+                f"{use.name} fills {reached.share:.0%} of the warps on {name}, where {reached.limit} set the limit, and "
+                f"{best:.0%} on {elsewhere}: what was tuned for {elsewhere} may not suit {name}; measure there"
             )
     return found

@@ -65,8 +65,9 @@ def ops() -> tuple[Op, ...]:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """What the compiler says of one kernel: registers of a thread; in bytes spills, stack of a thread, smem of a block and the code; threads
-    of the largest block that it is compiled for, 0 where it has no bound of its own.
+    """What the compiler says of one kernel: registers of a thread; in bytes spills, stack of a thread, smem of a block and the code.
+
+    threads: of the largest block that it is compiled for, 0 where it has no bound of its own.
     """
 
     name: str
@@ -183,14 +184,14 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
     return library
 
 
-def compile_source(text: str, sm: int, *, and_newer: bool = False, options: Sequence[str] = ()) -> Generated:
+def compile_source(text: str, op: str, sm: int, *, and_newer: bool = False, options: Sequence[str] = ()) -> Generated:
     """CUDA source compiled to machine code, as `build` compiles the library: for `sm`, or with `and_newer` for the newer ones, too.
 
-    The include path is the plugins' folder. Taken from the cache where the same source was compiled with the same headers before. Raises
-    MissingHere where a compiler is missing or fails.
+    The include path is the plugins' folder; of it the source may include the headers of plugin `op`. Taken from the cache where the same
+    source was compiled with the same headers before. Raises MissingHere where a compiler is missing or fails.
     """
     toolchain = _toolchain(sm, and_newer)
-    key = hashlib.sha256(json.dumps([text, _hash_sources((sources(),)), toolchain.key, *options]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([text, _hash_sources((sources() / op,)), toolchain.key, *options]).encode()).hexdigest()
     place = _private("generated") / f"sm_{sm}{'+' if and_newer else ''}-{key[:32]}"
     with locked(place.with_suffix(".lock")):
         if not (known := _load_generated(place)):

@@ -70,7 +70,7 @@ class Plan:
 
 def compiler(sm: int, and_newer: bool = False) -> Compile:
     """Compiles expressions for one architecture."""
-    return lambda given: plugins.compile_source(source.source(given), sm, and_newer=and_newer, options=OPTIONS)
+    return lambda given: plugins.compile_source(source.source(given), "Elementwise", sm, and_newer=and_newer, options=OPTIONS)
 
 
 def fit_all(texts: Sequence[str], sm: int, *, and_newer: bool = False) -> dict[str, Plan]:

@@ -51,6 +51,7 @@ _OWN = frozenset({"Silu", "QuickGelu", "Gelu", "GeluTanh", "LayerNormalization",
 # What a node may carry: those that are read, and those that say nothing here (dtype is of the function's body, saturate of 8-bit types).
 _READ = frozenset(name for operator in OPERATORS.values() for name in operator.attributes)
 _ATTRIBUTES = _READ | {"saturate", "approximate", "dtype", "to", "min", "max"}
+_NORMS = ("LayerNormalization", "RMSNormalization")
 _WEIGHTLESS = frozenset({"Cast", "Identity", "Constant"})
 _HOPS = 4  # element-wise nodes between a product and the softmax of an attention
 
@@ -425,7 +426,7 @@ def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model
 
 
 _OWN_KERNELS = frozenset(
-    {f"{sums}{norm}Normalization" for sums in ("Add-", "Add-Add-") for norm in ("Layer", "RMS")} | {"Add-Gelu", "Add-GeluTanh", "Add-QuickGelu"}
+    f"{sums}{last}" for sums, ends in (("Add-Add-", _NORMS), ("Add-", _NORMS), ("Add-", ("Gelu", "GeluTanh", "QuickGelu"))) for last in ends
 )
 
 

@@ -204,8 +204,9 @@ def compare(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an output may be: `want`, rounded to its type, within `bound` where it is finite. Where float32 arithmetic cannot tell (`sure` is
-    false) anything is right.
+    """What an output may be: `want`, rounded to its type, within `bound` where it is finite.
+
+    Where float32 arithmetic cannot tell (`sure` is false) anything is right.
     """
 
     want: Array

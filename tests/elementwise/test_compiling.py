@@ -94,7 +94,10 @@ def test_outputs_on_the_way_stay_outputs() -> None:
 
 
 def test_spills_are_worse_than_few_warps_and_are_said_first() -> None:
-    uses = [KernelUse("elementwise_1_whole", 80, 255, 8, 12, 16, 0, 1, 128), KernelUse("elementwise_1_single", 80, 255, 99, 0, 0, 0, 1, 128)]
+    uses = [
+        KernelUse("elementwise_1_whole", 80, 255, 8, 12, 16, 0, 1, 128),
+        KernelUse("elementwise_1_single", 80, 255, 99, 0, 0, 0, 1, 128),
+    ]
     spills, few = compiling.faults(uses)
     assert spills == "255 registers are not enough, 20 bytes are spilled (sm_80)"
     assert few == "255 registers a thread leave 12% of the warps (sm_80)"
@@ -142,7 +145,9 @@ def test_order_keeps_few_alive_and_computes_before_use() -> None:
 # --- into the model that TensorRT's parser is given ---------------------------------------------------------------------------
 
 
-def prepared(model: onnx.ModelProto, folder: Path, plans: dict[str, compiling.Plan] | None, ops: frozenset[str] | None = None) -> onnx.ModelProto:
+def prepared(
+    model: onnx.ModelProto, folder: Path, plans: dict[str, compiling.Plan] | None, ops: frozenset[str] | None = None
+) -> onnx.ModelProto:
     path = folder / "model.onnx"
     onnx.save(model, path)
     ops = prepare.plugin_ops_in(path, frozenset({"Elementwise"})) if ops is None else ops

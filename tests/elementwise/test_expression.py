@@ -41,10 +41,11 @@ def test_source_holds_known_words_and_numbers_alone(of: Expression) -> None:
 
 
 KNOWN = {
-    *"""include Elementwise kernel cuh struct static constexpr unsigned kUnroll using Args onnxfuse ElementwiseArgs template int V bool kWhole In
-    Lanes __half __nv_bfloat16 float int32_t int64_t Out __device__ __forceinline__ void load const args element in fetch if else pragma unroll
-    for lane v quotient groups size static_cast evaluate out wide narrow store put row extern C __global__ __launch_bounds__ rows elementwise
-    true false kElementwiseThreads result value parameters scale bias finish kEpsilon CastTo of NAN INFINITY at_least at_most""".split(),  # noqa: SIM905
+    *"""include Elementwise kernel cuh struct static constexpr unsigned kUnroll using Args onnxfuse ElementwiseArgs template int V bool
+    kWhole In Lanes __half __nv_bfloat16 float int32_t int64_t Out __device__ __forceinline__ void load const args element in fetch if else
+    pragma unroll for lane v quotient groups size static_cast evaluate out wide narrow store put row extern C __global__ __launch_bounds__
+    rows elementwise true false kElementwiseThreads result value parameters scale bias finish kEpsilon CastTo of NAN INFINITY at_least
+    at_most""".split(),  # noqa: SIM905
     *(operator.function for operator in source.OPERATORS.values()),
     *source.REDUCTIONS,
 }
@@ -57,17 +58,50 @@ def changed(**fields: Any) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "{", "1e999", "\x00", "[" * 5000, '"' * 3, changed(version=2), changed(version="1"), changed(rank=9), changed(rank=-1),
-        changed(rank=True), changed(rank="4"), changed(inputs=[]), changed(inputs=[["float16", "1111"]] * 25), changed(inputs=[["float64", "1111"]]),
-        changed(inputs=[["float16", "1121"]]), changed(inputs=[["float16", "11111"]]), changed(inputs=[["float16"]]), changed(steps=[]),
-        changed(steps=[["Exp", [0]]] * 300), changed(steps=[["system", [0]]]), changed(steps=[["Exp", [7]]]), changed(steps=[["Exp", [-1]]]),
-        changed(steps=[["Exp", [0.0]]]), changed(steps=[["Exp", [0], {"alpha": "0x1p0"}]]), changed(steps=[["Elu", [0], {"alpha": "1); }"}]]),
-        changed(steps=[["Elu", [0]]]), changed(steps=[["Cast", [0], {"to": "char*"}]]), changed(steps=[["Add", [0, 0, 0]]]),
-        changed(steps=[["Constant", [], {"type": "int32", "value": "0x1.8p+0"}]]), changed(steps=[["Not", [0]]]), changed(steps=[["Where", [0, 0, 0]]]),
-        changed(steps=[["ReduceSum", [0], {"keepdims": "0x1p0"}], ["Exp", [0]]]), changed(outputs=[]), changed(outputs=[0]), changed(outputs=[5, 5]),
-        changed(outputs=[99]), changed(outputs=[7]), changed(more=1), GOOD.text + " " * 70000,
+        "",
+        "null",
+        "[]",
+        "{",
+        "1e999",
+        "\x00",
+        "[" * 5000,
+        '"' * 3,
+        changed(version=2),
+        changed(version="1"),
+        changed(rank=9),
+        changed(rank=-1),
+        changed(rank=True),
+        changed(rank="4"),
+        changed(inputs=[]),
+        changed(inputs=[["float16", "1111"]] * 25),
+        changed(inputs=[["float64", "1111"]]),
+        changed(inputs=[["float16", "1121"]]),
+        changed(inputs=[["float16", "11111"]]),
+        changed(inputs=[["float16"]]),
+        changed(steps=[]),
+        changed(steps=[["Exp", [0]]] * 300),
+        changed(steps=[["system", [0]]]),
+        changed(steps=[["Exp", [7]]]),
+        changed(steps=[["Exp", [-1]]]),
+        changed(steps=[["Exp", [0.0]]]),
+        changed(steps=[["Exp", [0], {"alpha": "0x1p0"}]]),
+        changed(steps=[["Elu", [0], {"alpha": "1); }"}]]),
+        changed(steps=[["Elu", [0]]]),
+        changed(steps=[["Cast", [0], {"to": "char*"}]]),
+        changed(steps=[["Add", [0, 0, 0]]]),
+        changed(steps=[["Constant", [], {"type": "int32", "value": "0x1.8p+0"}]]),
+        changed(steps=[["Not", [0]]]),
+        changed(steps=[["Where", [0, 0, 0]]]),
+        changed(steps=[["ReduceSum", [0], {"keepdims": "0x1p0"}], ["Exp", [0]]]),
+        changed(outputs=[]),
+        changed(outputs=[0]),
+        changed(outputs=[5, 5]),
+        changed(outputs=[99]),
+        changed(outputs=[7]),
+        changed(more=1),
+        GOOD.text + " " * 70000,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(BadInput) as fault:
         parse(text)
@@ -84,7 +118,9 @@ def test_a_damaged_text_is_refused_or_valid(data: st.DataObject) -> None:
     text = GOOD.text
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text)))
-        text = text[:at] + data.draw(st.text('[]{},":0123456789eE+-xpfalstrun\\;()', max_size=4)) + text[at + data.draw(st.integers(0, 4)) :]
+        text = (
+            text[:at] + data.draw(st.text('[]{},":0123456789eE+-xpfalstrun\\;()', max_size=4)) + text[at + data.draw(st.integers(0, 4)) :]
+        )
     try:
         of = parse(text)
     except BadInput:

@@ -28,7 +28,7 @@ from tests.fusions.helpers import run
 pytestmark = pytest.mark.nvcc
 
 BATCH = 60  # expressions that are compiled together
-BATCHES = int(os.environ.get("ONNXFUSE_TEST_BATCHES", "4"))  # of each kind; 40 is a thorough run
+BATCHES = int(os.environ.get("ONNXFUSE_TEST_BATCHES", "2"))  # of each kind; 20 is a thorough run
 _ELEMENT = {name: helper.np_dtype_to_tensor_dtype(kind) for name, kind in NUMPY.items()}
 
 
