@@ -138,7 +138,8 @@ class Built:
     def bind(self, shapes):
         """Memory for every tensor at these shapes of the inputs."""
         for name in self.inputs:
-            if not self.context.set_input_shape(name, tuple(shapes[name])):
+            is_open = -1 in tuple(self.engine.get_tensor_shape(name))
+            if is_open and not self.context.set_input_shape(name, tuple(shapes[name])):
                 raise RuntimeError(f"shape {shapes[name]} of {name} is refused")
         for name in (*self.inputs, *self.outputs):
             size = int(np.prod(self.context.get_tensor_shape(name), dtype=np.int64)) * SIZES[self.engine.get_tensor_dtype(name)]

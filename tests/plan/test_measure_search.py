@@ -344,3 +344,23 @@ def test_sites_of_folding_that_were_decided_before_stay_decided() -> None:
     search(grouped(places("a", 1)), first, again, lab, Budget(15, lambda: 0))
     assert lab.orders[0].fused == left
     assert lab.orders[1].fused.sites == (("conv_bn", "y", False), ("a", "a0", True))
+
+
+def test_element_wise_chains_are_decided_on_by_their_form() -> None:
+    """Each form is a kernel of its own; the kinds of other fusions are measured together, as before."""
+
+    def site(fusion: str, variant: str, output: str) -> Place:
+        return Place(Site(fusion, variant, output, (output,), "1x96x80x80", "float16"))
+
+    found = grouped(
+        [
+            site("elementwise", "Mul-Add", "a"),
+            site("elementwise", "Add-Clip-Mul-Div", "b"),
+            site("elementwise", "Mul-Add", "c"),
+            site("bias_gelu", "erf", "d"),
+            site("bias_gelu", "tanh", "e"),
+        ]
+    )
+    assert [[place.site.output for place in group.places] for group in found] == [["a", "c"], ["b"], ["d", "e"]]
+    assert [group.variant for group in found] == ["Mul-Add", "Add-Clip-Mul-Div", None]
+    assert found[0].name == "elementwise Mul-Add 8192x80"
