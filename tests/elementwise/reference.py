@@ -204,7 +204,7 @@ def compare(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an output may be: `want`, rounded to its type, within `bound` where it is finite.
+    """What an output may be: `want`, within `bound` where it is finite.
 
     Where float32 arithmetic cannot tell (`sure` is false) anything is right.
     """
@@ -236,7 +236,8 @@ def _limits(kind: str, want: Array, spread: Sequence[Array]) -> Limits:
         sure &= np.logical_and.reduce([np.isnan(s) == np.isnan(want) for s in spread])
         sure &= ~((np.abs(want) > np.finfo(np.float32).max / 2) & np.isfinite(want))
         sure &= np.isfinite(bound) | ~np.isfinite(target)
-    return Limits(target, bound, sure)
+    # Not rounded: the bound has the rounding in it, whichever way it goes.
+    return Limits(np.where(np.isfinite(target), want, target), bound, sure)
 
 
 def differs(got: Array, limits: Limits) -> str | None:
