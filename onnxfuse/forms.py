@@ -12,9 +12,13 @@ from onnxfuse.graph.names import shown
 
 
 def flaw(content: Mapping[str, Any], package: str, schema: str) -> str:
-    """The first place where `content` does not have the form of `schema`, a file of `package`, and what is wrong there; "" for none."""
-    faults = _validator(package, schema).iter_errors(content)
-    fault = next(iter(sorted(faults, key=lambda error: (len(error.absolute_path), error.message))), None)
+    """The place where `content` does not have the form of `schema`, a file of `package`, and what is wrong there; "" for none.
+
+    Of several the outermost; where a value may have several forms, what keeps it from being the nearest of them.
+    """
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(_validator(package, schema).iter_errors(content))
     if fault is None:
         return ""
     place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault.absolute_path).lstrip(".")

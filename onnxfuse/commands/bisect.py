@@ -354,8 +354,8 @@ def _reproduced(case: Case, finding: Finding) -> Reproduction | None:
 
 
 def _plan(case: Case, finding: Finding) -> str | None:
-    """Writes a plan that leaves the guilty sites unfused; returns its path. None where they are no sites of fusions, or MODEL is
-    fused itself.
+    """Writes a plan that leaves the guilty sites unfused and fuses the others that the rewritten file has; returns its path. None where
+    they are no sites of fusions, or MODEL is fused itself.
     """
     import json
 
@@ -366,8 +366,10 @@ def _plan(case: Case, finding: Finding) -> str | None:
     keys = dict.fromkeys(key for site in finding.guilty for key in case.pair.regions[site].keys)
     if not keys or any(node.domain == DOMAIN for node in skeleton(case.wanted.model).graph.node):
         return None
-    reason = "found by bisect: the outputs disagree with it"
-    sites = [{"fusion": fusion, "output": output, "decision": "kept", "reason": reason} for fusion, output in keys]
+    found = {"decision": "kept", "reason": "found by bisect: the outputs disagree with it"}
+    others = {"decision": "fused", "reason": "fused in the file that was bisected, and not found to be at fault"}
+    every = dict.fromkeys((*keys, *(key for region in case.pair.regions.values() for key in region.keys)))
+    sites = [{"fusion": fusion, "output": output, **(found if (fusion, output) in keys else others)} for fusion, output in every]
     path = case.wanted.folder / "plan.json"
     with atomic(path) as temporary:
         temporary.write_text(json.dumps({"sites": sites}, indent=1) + "\n", encoding="utf-8")

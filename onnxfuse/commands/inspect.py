@@ -204,6 +204,8 @@ def _kit(folder: Path) -> dict[str, Any]:
 def _kit_lines(found: dict[str, Any]) -> Iterator[str]:
     architecture = f"sm_{found['sm']}"
     gpu = architecture if found["gpu"] == architecture else f"{found['gpu']} ({architecture})"
+    if found.get("compatible"):
+        gpu = f"every GPU from sm_80 on ({found['compatible']})"
     yield f"{found['path']}: kit of {found['model']} for {gpu}, made by onnxfuse {found['onnxfuse']}"
     yield f"  sha256 of kit.json: {found['sha256']}"
     for name, engine in found["engines"].items():

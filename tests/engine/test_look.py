@@ -202,6 +202,8 @@ def test_a_kit_is_told_in_a_few_lines(tmp_path: Path) -> None:
     assert "  input x: 1x8 to 8x64, best at 4x24" in others
     (tmp_path / "kit.json").write_text(json.dumps({**KIT, "gpu": "sm_90"}))
     assert "kit of m.onnx for sm_90, made" in next(inspecting.lines(inspecting.describe(tmp_path)))
+    (tmp_path / "kit.json").write_text(json.dumps({**KIT, "compatible": "ampere+"}))
+    assert "kit of m.onnx for every GPU from sm_80 on (ampere+), made" in next(inspecting.lines(inspecting.describe(tmp_path)))
 
 
 @pytest.mark.parametrize(
