@@ -124,7 +124,8 @@ def evaluate(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...],
             value = _step(given, one, found)
             if noise is not None and value.dtype.kind == "f" and one.op != "Constant":
                 value = value * (1 + noise.uniform(-6, 6, np.shape(value)) * FLOAT32)
-                value = np.where((np.abs(value) < 2.0**-126) & (noise.integers(0, 2, np.shape(value)) == 0), 0.0, value)  # float32 underflows
+                tiny = np.abs(value) < 2.0**-126  # where float32 underflows
+                value = np.where(tiny & (noise.integers(0, 2, np.shape(value)) == 0), 0.0, value)
                 value = _with_cancellation(one, [found[read] for read in one.read], value, noise)
             found.append(value)
     last = len(given.types) - 1
