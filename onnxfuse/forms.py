@@ -1,4 +1,4 @@
-"""Published forms of JSON files (JSON Schema), and what in a file does not have its form. A file from elsewhere may hold anything."""
+"""JSON files from elsewhere, which may hold anything: reading them, and what does not have its published form (JSON Schema)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from onnxfuse.errors import BadInput
 from onnxfuse.graph.names import shown
+
+
+def read_json(path: Path, what: str, remedy: str) -> Any:
+    """The content of a JSON file from elsewhere. BadInput, "WHAT: reason; REMEDY", where it cannot be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{what}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what}: not JSON ({shown(error)}); {remedy}") from None
 
 
 def flaw(content: Mapping[str, Any], package: str, schema: str) -> str:

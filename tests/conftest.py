@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and what they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # CI sets this: what a developer's machine may lack must be there, so an absent registry fails instead of skipping.
 EXTERNAL_REQUIRED = os.environ.get("ONNXFUSE_REQUIRE_EXTERNAL") == "1"

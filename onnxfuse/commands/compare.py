@@ -364,7 +364,7 @@ def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStac
 
 
 def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
-    from onnxfuse.engine import build
+    from onnxfuse.engine import build, trt
     from onnxfuse.verify import pieces, taps
 
     engine = task.engines[path]
@@ -383,6 +383,7 @@ def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Pat
         task.runtime,
         folder,
         build.in_memory,
+        trt.free_memory(),
     )
 
 

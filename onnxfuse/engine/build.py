@@ -89,6 +89,7 @@ def build(
     embed_plugins: bool = True,
     use_plugins: bool = True,
     compatible: str | None = None,
+    taps: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> Manifest:
     """Builds the engine `out` of the ONNX model `model`, and `out`.json beside it; both appear whole, or neither.
@@ -97,7 +98,7 @@ def build(
     --shapes. `use_plugins` False replaces every onnxfuse operator by its function: the engine that TensorRT makes
     alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run;
     otherwise the library lies beside the engine. `compatible` "ampere+" gives an engine that runs on every GPU from compute
-    capability 8.0 on.
+    capability 8.0 on. `taps` are tensors inside of the model that become outputs of the engine, too, which changes what TensorRT fuses.
     `timing_cache` is read where it exists, and written after the build. `progress` is called from TensorRT's threads.
 
     Raises BadInput (model, shapes, output), MissingHere (TensorRT, driver, GPU, compiler, or another GPU than `gpu`),
@@ -121,6 +122,7 @@ def build(
         cache=cache,
         libraries=(library.path,) if library is not None else (),
         embed=embed_plugins,
+        taps=tuple(taps),
         compatible=compatible is not None,
     )
     use = _plugin_use(library, out, embed_plugins, wanted)
@@ -146,11 +148,8 @@ def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = 
     return _make(order, out, device, None, timing_cache, None)
 
 
-def in_memory(
-    model: Path, *, profiles: Mapping[str, trt.Range] | None = None, plugin_ops: Collection[str] = (), taps: Sequence[str] = ()
-) -> Engine:
-    """An engine that is built, loaded and never written: to look into. `plugin_ops` are computed by plugins, all else by TensorRT; `taps`
-    are tensors that `Engine.tap` is to give.
+def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
+    """An engine that is built, loaded and never written: of a node to look at. `plugin_ops` are computed by plugins, all else by TensorRT.
 
     Raises BadInput where TensorRT cannot build it, MissingHere without TensorRT or GPU.
     """
@@ -162,10 +161,8 @@ def in_memory(
     order = trt.Order(
         model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
         path=model,
-        profiles=profiles or {},
         libraries=(_library(device.sm, False).path,) if ops else (),
         embed=False,
-        taps=tuple(taps),
     )
     built = run_cancellable(lambda cancel: trt.build(order, Phases(None, cancel)))
     assert built is not None  # nobody cancels it

@@ -83,7 +83,9 @@ def _render(template: str, report: Mapping[str, Any], scripts: list[str], data: 
         lstrip_blocks=True,
     )
     environment.filters.update(
-        {name: _absent_is_none(getattr(summary, name)) for name in ("figure", "cosine", "percent")}, outputs=summary.outputs
+        {name: _absent_is_none(getattr(summary, name)) for name in ("figure", "cosine", "percent")},
+        outputs=summary.outputs,
+        worst_used=summary.worst_used,
     )
     credits = ", ".join(f"{entry['package']} {entry['version']}" for entry in assets() if any(entry["package"] in s[:99] for s in scripts))
     return environment.get_template(template).render(

@@ -2,14 +2,20 @@
 
 TensorRT computes no tensor that it fused away, and a tap in the middle of what it fused would change what it fuses. So only tensors
 between two layers are tapped: those that the layer table of the engine shows to be handed from one layer to another. They are
-debug tensors of a second engine, built from the same model, as marking happens before building; it is then compared with the first
-one layer by layer, and each figure says whether TensorRT fused as before around it. Outputs are those of the engine itself.
+outputs of a second engine, built from the same model, which is compared with the first one layer by layer, so that each figure says
+whether TensorRT fused as before around it. Outputs of the model are those of the engine itself.
+
+The second engine is built and run once, in a process of its own, and its values wait in files: an abort of TensorRT costs them and nothing
+else. Where the device has no room for all of them there are several engines, one after the other, each with some of the tensors.
 
 A plugin is also run alone: in an engine of one node, of the same types, which is fed with the reference's values.
 """
 
 from __future__ import annotations
 
+import math
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,19 +25,22 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare
 from onnxfuse.engine.manifest import Layer, Manifest, model_digest
 from onnxfuse.engine.run import cast_feeds
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.fusions.base import label
 from onnxfuse.graph.model import DOMAIN
+from onnxfuse.verify import engine_process
 from onnxfuse.verify.metrics import Tolerance
 from onnxfuse.verify.pieces import OWN, Pieces, names_read
 from onnxfuse.verify.reference import Feeds, Kind, Outputs, Runtime
 
 OUTPUT = "output of the engine"
-SAME = "debug tensor of a second engine, in which TensorRT fused the same around it"
-OTHER = "debug tensor of a second engine, in which TensorRT fused otherwise around it"
+SAME = "output of a second engine, in which TensorRT fused the same around it"
+OTHER = "output of a second engine, in which TensorRT fused otherwise around it"
+SHARE = 0.5  # of the device memory that is free: for what is tapped. An engine needs some to compute in, too.
 
 
 class Running(Protocol):
@@ -41,9 +50,6 @@ class Running(Protocol):
     output_specs: Any
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]: ...
-    def tapped(self, names: Sequence[str]) -> tuple[str, ...]: ...
-    def tap(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]: ...
-    def layers(self) -> tuple[Layer, ...]: ...
     def close(self) -> None: ...
 
 
@@ -99,8 +105,24 @@ def fused_alike(first: Sequence[Layer], second: Sequence[Layer]) -> Callable[[st
     return alike
 
 
+def batches(names: Sequence[str], kinds: Mapping[str, Kind], room: float) -> list[list[str]]:
+    """`names` in order, each list of them no more than `room` bytes; what is larger is on its own."""
+    found: list[list[str]] = []
+    size = 0.0
+    for name in names:
+        size += kinds[name].nbytes
+        if found and size <= room:
+            found[-1].append(name)
+        else:
+            found.append([name])
+            size = kinds[name].nbytes
+    return found
+
+
 class EngineSubject:
-    """An engine on one set of inputs, as `layers.Subject`. notes: what could not be looked into."""
+    """An engine on one set of inputs, as `layers.Subject`. notes: what could not be looked into. free: bytes of device memory that may be
+    used, of which tensors that are tapped take a share.
+    """
 
     def __init__(
         self,
@@ -115,13 +137,14 @@ class EngineSubject:
         runtime: Runtime,
         folder: Path,
         build: Build,
+        free: int,
     ) -> None:
         self.name, self.role, self.limits, self.pieces = name, role, limits, pieces
         self.notes: list[str] = []
         self._engine, self._feeds, self._folder, self._build = engine, feeds, folder, build
         self._alone: dict[bytes, Running | None] = {}
-        self._second: Running | None = None
         self._taps: dict[str, str] = {}
+        self._files: dict[str, Path] = {}
         self._layers: dict[str, str] = {}
         self._plugins = frozenset(manifest.plugins.ops) if manifest is not None and manifest.plugins is not None else frozenset()
         known = runtime.kinds(pieces.path, feeds, list(pieces.producers))
@@ -130,12 +153,12 @@ class EngineSubject:
         if source is None:
             self.notes.append(f"{name}: the model that it was built from is not here, so only its outputs are compared; put it beside it")
         elif manifest is not None:
-            self._open(source, manifest, known)
+            self._open(source, manifest, free * SHARE)
         self.kinds: Mapping[str, Kind] = {**{n: known[n] for n in self._taps}, **outputs}
         self._outputs = frozenset(outputs)
 
-    def _open(self, source: Path, manifest: Manifest, known: Mapping[str, Kind]) -> None:
-        """Builds the second engine."""
+    def _open(self, source: Path, manifest: Manifest, room: float) -> None:
+        """Has the tensors between layers computed, some of no more than `room` bytes at a time."""
         prepared = onnx.ModelProto.FromString(prepare.for_parser(source, self._plugins))
         makers = {name: node.name for node in prepared.graph.node for name in node.output}
         computing: dict[str, list[str]] = {}
@@ -143,33 +166,71 @@ class EngineSubject:
             for node in layer.nodes:
                 computing.setdefault(node, []).append(layer.name)
         self._layers = {name: ", ".join(computing[node]) for name, node in makers.items() if node in computing}
-        names = [name for name in between_layers(prepared, manifest.layers) if name in known and known[name].is_float]
-        profiles = {t.name: (t.min, t.opt, t.max) for t in manifest.inputs if t.min and t.opt and t.max}
+        names = [n for n in between_layers(prepared, manifest.layers) if n in self._types and self._types[n].is_float]
         if not names:
             self.notes.append(f"{self.name}: TensorRT made one piece of it, so only its outputs are compared")
             return
-        try:
-            self._second = self._build(source, profiles=profiles, plugin_ops=self._plugins, taps=names)
-        except OnnxfuseError as error:
-            self.notes.append(f"{self.name}: no second engine with taps could be built, so only its outputs are compared ({error})")
+        needed = sum(4 * math.prod(self._types[name].shape) for name in names) / 2**30
+        there = shutil.disk_usage(self._folder).free / 2**30
+        if needed > there:
+            lack = (
+                f"{len(names)} tensors are {needed:.1f} GiB, and the folder for temporary files has {there:.1f}; set TMPDIR to a larger one"
+            )
+            self.notes.append(f"{self.name}: could not be looked into: {lack}")
             return
-        alike = fused_alike(manifest.layers, self._second.layers())
-        self._taps = {name: SAME if alike(makers[name]) else OTHER for name in self._second.tapped(names)}
+        around = {name: {makers[name]} for name in names}
+        for reader in prepared.graph.node:
+            for name in around.keys() & set(reader.input):
+                around[name].add(reader.name)
+        for batch in batches(names, self._types, room):
+            which = "" if len(batch) == len(names) else f"{len(batch)} of {len(names)} tensors "
+            self._tapped(source, manifest, batch, around, which)
+
+    def _tapped(self, source: Path, manifest: Manifest, names: Sequence[str], around: Mapping[str, Collection[str]], which: str) -> None:
+        """Has `names` computed by an engine of their own. around: the nodes that make and read each. which: what they are, in words."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            order = engine_process.Order(
+                model=str(source.resolve()),
+                engine=str(Path(folder) / "tapped.engine"),
+                out=str(self._folder / f"{Path(folder).name}-values"),
+                shapes=[
+                    f"{t.name}:{'..'.join('x'.join(map(str, shape)) for shape in (t.min, t.opt, t.max))}"
+                    for t in manifest.inputs
+                    if t.min and t.opt and t.max
+                ],
+                cache=str(self._folder / "timing.cache"),
+                plugins=bool(self._plugins),
+                taps=names,
+            )
+            try:
+                engine_process.run(order, [self._feeds])
+            except OnnxfuseError as error:
+                self.notes.append(f"{self.name}: {which}could not be looked into: {error}")
+                return
+            second = manifests.load(Path(order.engine))
+        values = order.outputs(0, 0)
+        there = engine_process.names(values)
+        alike = fused_alike(manifest.layers, second.layers if second is not None else ())
+        for name in names:
+            if name in there:
+                self._taps[name] = SAME if all(map(alike, around[name])) else OTHER
+                self._files[name] = values
 
     def close(self) -> None:
-        """Gives back the engines that were built to look into."""
-        for engine in (self._second, *self._alone.values()):
+        """Gives back the engines that were built to look at plugins."""
+        for engine in self._alone.values():
             if engine is not None:
                 engine.close()
 
     def fetch(self, names: Sequence[str]) -> Outputs:
         found: Outputs = {}
-        fed = cast_feeds(self._engine.inputs, dict(self._feeds))
         if any(name in self._outputs for name in names):
+            fed = cast_feeds(self._engine.inputs, dict(self._feeds))
             found.update((name, value) for name, value in self._engine.run(fed).items() if name in names)
-        wanted = [name for name in names if name not in self._outputs]
-        if wanted and self._second is not None:
-            found.update(self._second.tap(fed, wanted))
+        inside = [name for name in names if name not in self._outputs]
+        for path in dict.fromkeys(self._files[name] for name in inside if name in self._files):
+            values = engine_process.read(path, inside)
+            found.update((name, _cast(value, self._types[name])) for name, value in values.items())
         return found
 
     def tap(self, name: str) -> str:
@@ -179,14 +240,16 @@ class EngineSubject:
         return self._layers.get(name, "")
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
-        return {read for name in names if (node := self._plugin(name)) is not None for read in names_read(node) if read in edges}
+        plugins = [node for name in names if (node := self._plugin(name)) is not None]
+        return {known for node in plugins for read in names_read(node) if (known := self._before_cast(read, edges)) in edges}
 
     def alone(self, names: Sequence[str], edges: Collection[str], values: Mapping[str, Any]) -> Outputs:
         """Plugins only: of what TensorRT made itself it cannot be told apart what belongs to which node."""
         found: Outputs = {}
         for name in names:
             node = self._plugin(name)
-            if node is None or name in found or not all(read in values or read in self._feeds for read in names_read(node)):
+            known = {*values, *self._feeds}
+            if node is None or name in found or not all(self._before_cast(read, known) in known for read in names_read(node)):
                 continue
             outputs = self._run_alone(node, values)
             found.update((made, value) for made, value in outputs.items() if made in names)
@@ -196,13 +259,20 @@ class EngineSubject:
         node = self.pieces.producers.get(name)
         return node if node is not None and node.domain == DOMAIN and node.op in self._plugins else None
 
+    def _before_cast(self, name: str, known: Collection[str]) -> str:
+        """What a tensor that is not known is a cast of, as of an input that was float32; else the tensor itself."""
+        maker = self.pieces.producers.get(name)
+        casts = maker is not None and maker.op == "Cast" and name in self._types and self._types[name].is_float
+        return str(maker.inputs[0].name) if maker is not None and casts and name not in known else name
+
     def _run_alone(self, node: gs.Node, values: Mapping[str, Any]) -> Outputs:
         """A plugin in an engine of its own; nodes with the same attributes, types and shapes share one."""
         feeds = {}
         for place, tensor in enumerate(node.inputs):
             if not tensor.name:
                 continue
-            value = tensor.values if isinstance(tensor, gs.Constant) else values.get(tensor.name, self._feeds.get(tensor.name))
+            name = self._before_cast(tensor.name, {*values, *self._feeds})
+            value = tensor.values if isinstance(tensor, gs.Constant) else values.get(name, self._feeds.get(name))
             kind = self._types.get(tensor.name)
             feeds[f"i{place}"] = np.ascontiguousarray(_cast(np.asarray(value), kind))
         key, model = self.pieces.one(node, feeds)

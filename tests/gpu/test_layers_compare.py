@@ -1,4 +1,4 @@
-"""`compare --layers` with real engines: debug tensors, plugins alone, and a planted fault that is named."""
+"""`compare --layers` with real engines: tensors inside as outputs of second engines, plugins alone, and a planted fault that is named."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from onnxfuse.commands import compare
 from onnxfuse.engine import build as building
-from onnxfuse.engine.manifest import Manifest
+from onnxfuse.engine import trt
+from onnxfuse.engine.run import Engine, cast_feeds
 from onnxfuse.report import json, read
-from onnxfuse.verify import reference, taps
+from onnxfuse.verify import engine_process, reference, taps
 from tests.verify import plants
 
 NORM = "l0_attention_norm_out"  # a tensor that a plugin computes
@@ -26,7 +27,6 @@ class Engines:
     fused: Path
     fused_engine: Path
     automatic_engine: Path
-    manifest: Manifest
     data: Path
 
 
@@ -37,9 +37,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     original, fused = plants.fused(plants.encoder(1), folder, "fp16")
     np.savez(folder / "data.npz", **plants.encoder_feeds())
     cache = folder / "timing.cache"
-    manifest = building.build(fused, folder / "fused.engine", timing_cache=cache)
+    building.build(fused, folder / "fused.engine", timing_cache=cache)
     building.build(fused, folder / "automatic.engine", use_plugins=False, timing_cache=cache)
-    return Engines(original, fused, folder / "fused.engine", folder / "automatic.engine", manifest, folder / "data.npz")
+    return Engines(original, fused, folder / "fused.engine", folder / "automatic.engine", folder / "data.npz")
 
 
 @pytest.fixture(autouse=True)
@@ -55,31 +55,33 @@ def compared(engines: Engines, *others: Path, memory: int = 512) -> dict[str, An
     return report
 
 
-def test_debug_tensors_have_the_values_of_the_model(engines: Engines) -> None:
+@pytest.mark.parametrize("plugins", [True, False])
+def test_taps_have_the_values_of_the_model(engines: Engines, tmp_path: Path, plugins: bool) -> None:
+    """With plugins and without, where all of them are inside of one region of TensorRT's compiler."""
     names = ["l0_scores_out", NORM, "l0_down_matmul_out"]
-    plugins = engines.manifest.plugins
-    assert plugins is not None
-    engine = building.in_memory(engines.fused, plugin_ops=plugins.ops, taps=[*names, "y", "absent"])
-    assert set(engine.tapped([*names, "absent"])) == set(names)
+    order = engine_process.Order(
+        str(engines.fused), str(tmp_path / "tapped.engine"), str(tmp_path / "values"), plugins=plugins, taps=[*names, "absent"]
+    )
     feeds = plants.encoder_feeds()
+    engine_process.run(order, [feeds])
+    got = engine_process.read(order.outputs(0, 0))
     (want,) = reference.run(engines.original, [feeds], names)
-    from onnxfuse.engine.run import cast_feeds
-
-    for chosen in (names, names[:1], names):
-        got = engine.tap(cast_feeds(engine.inputs, feeds), chosen)
-        assert set(got) == set(chosen)
-        for name in chosen:
-            assert got[name].dtype == np.float16
-            np.testing.assert_allclose(got[name].astype(np.float32), want[name], rtol=2e-2, atol=2e-2)
+    assert set(got) == set(names)
+    for name in names:
+        assert got[name].dtype == np.float16
+        np.testing.assert_allclose(got[name].astype(np.float32), want[name], rtol=2e-2, atol=2e-2)
     # Outputs go on as before.
     (right,) = reference.run(engines.original, [feeds])
-    np.testing.assert_allclose(engine.run(cast_feeds(engine.inputs, feeds))["y"].astype(np.float32), right["y"], rtol=2e-2, atol=2e-2)
-    engine.close()
+    with Engine.load(tmp_path / "tapped.engine") as engine:
+        assert {spec.name for spec in engine.output_specs} == {*names, "y"}
+        outputs = engine.run(cast_feeds(engine.inputs, feeds))
+    np.testing.assert_allclose(outputs["y"].astype(np.float32), right["y"], rtol=2e-2, atol=2e-2)
 
 
 def test_a_right_engine_agrees_inside_and_pays_the_price_of_half_precision(engines: Engines) -> None:
     report = compared(engines, engines.automatic_engine, engines.fused_engine)
     assert [s["role"] for s in report["inside"]["subjects"]] == ["automatic", "fused"]
+    assert not [note for note in report["inside"]["notes"] if "could not be looked into" in note]
     for said in report["inside"]["subjects"]:
         assert said["wrong"] is None, said
         assert said["first"] is None, said
@@ -95,6 +97,21 @@ def test_a_right_engine_agrees_inside_and_pays_the_price_of_half_precision(engin
     assert rows[NORM]["tap"] in (taps.SAME, taps.OTHER)
     narrow = compared(engines, engines.fused_engine, memory=1)
     assert [row["name"] for row in narrow["tensors"]] == list(rows)
+
+
+def test_a_device_with_little_room_has_several_engines(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = compared(engines, engines.fused_engine)
+    orders: list[engine_process.Order] = []
+    run = engine_process.run
+    monkeypatch.setattr(engine_process, "run", lambda order, feeds: orders.append(order) or run(order, feeds))
+    # Half of what the tensors inside need, in two engines or three.
+    tapped = sum(int(np.prod(row["shape"])) * 2 for row in every["tensors"] if row.get("tap") in (taps.SAME, taps.OTHER))
+    monkeypatch.setattr(trt, "free_memory", lambda: int(tapped / 2 / taps.SHARE))
+    report = compared(engines, engines.fused_engine)
+    assert len(orders) > 1
+    assert not [note for note in report["inside"]["notes"] if "could not be looked into" in note]
+    assert [row["name"] for row in report["tensors"]] == [row["name"] for row in every["tensors"]]
+    assert report["inside"]["subjects"][0]["wrong"] is None
 
 
 def test_a_fused_engine_with_a_wrong_epsilon_is_named(engines: Engines, tmp_path: Path) -> None:

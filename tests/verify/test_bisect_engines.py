@@ -16,7 +16,8 @@ import pytest
 from onnxfuse.bench import child
 from onnxfuse.commands import bisect as command
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.verify.bisect import engines, words
+from onnxfuse.verify import engine_process
+from onnxfuse.verify.bisect import words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
 from tests.verify import plants
@@ -30,12 +31,17 @@ def runtime() -> Iterator[Runtime]:
         yield started
 
 
+def folder_of(arguments: Sequence[str]) -> Path:
+    """Where the outputs of an order go."""
+    return Path(json.loads(Path(arguments[1]).read_text())["out"]).parent
+
+
 def process(runtime: Runtime, faulty: Callable[[str], bool] = lambda name: False, crash: bool = False) -> Process:
     """Does what the process does, with onnxruntime for TensorRT, and every plugin node called so a wrong epsilon."""
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         module, request = arguments
-        assert module == "onnxfuse.verify.bisect.engines"
+        assert module == "onnxfuse.verify.engine_process"
         order = json.loads(Path(request).read_text())
         model = onnx.load(order["model"])
         wrong = [node for node in model.graph.node if node.domain == "onnxfuse" and faulty(node.name)]
@@ -130,7 +136,7 @@ def test_an_intermittent_plugin_is_told_with_how_often(tmp_path: Path, runtime: 
         plants.node(model, name).input[1] = plants.node(model, name).input[1].replace("l0", "l1")
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
-        folder = Path(arguments[1]).parent
+        folder = folder_of(arguments)
         right(arguments, timeout, watch)
         kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
         done = wrong(arguments, timeout, watch)
@@ -171,7 +177,7 @@ def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, 
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         done = process(runtime)(arguments, timeout, watch)
-        for path in Path(arguments[1]).parent.glob("outputs.*.npz"):
+        for path in folder_of(arguments).glob("outputs.*.npz"):
             np.savez(path, y=-np.load(path)["y"])
         return done
 
@@ -202,21 +208,21 @@ def test_the_process_builds_once_and_writes_every_run(
         def __exit__(self, *about: object) -> None:
             pass
 
-        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        def run_each(self, feeds: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             assert feeds["x"].dtype == np.float16
             self.count += 1
-            return {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "b": feeds["x"].astype(ml_dtypes.bfloat16)}
+            yield from {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "/b": feeds["x"].astype(ml_dtypes.bfloat16)}.items()
 
     monkeypatch.setattr(build, "build", lambda *places, **names: asked.append(signature.bind(*places, **names).arguments))
     monkeypatch.setattr(run.Engine, "load", lambda path: Loaded())
     np.savez(tmp_path / "feed0.npz", x=np.ones(4, np.float32))
     order = {"model": "m.onnx", "engine": "e.engine", "shapes": ["x:4"], "cache": "c", "feeds": [str(tmp_path / "feed0.npz")], "runs": 3}
     (tmp_path / "order.json").write_text(json.dumps({**order, "out": str(tmp_path / "outputs")}))
-    engines.main(str(tmp_path / "order.json"))
+    engine_process.main(str(tmp_path / "order.json"))
     assert len(asked) == 1
     assert (asked[0]["model"], asked[0]["out"], asked[0]["shapes"]) == (Path("m.onnx"), Path("e.engine"), ["x:4"])
     assert f"{child.STEP}run" in capfd.readouterr().out
     for turn in range(3):
         with np.load(tmp_path / f"outputs.{turn}.0.npz") as data:
-            assert {name: data[name].dtype.name for name in data.files} == {"y": "float32", "n": "int64", "b": "float32"}
+            assert {name: data[name].dtype.name for name in data.files} == {"y": "float16", "n": "int64", "/b": "float32"}
             np.testing.assert_array_equal(data["y"], np.full(4, 2.0 + turn))
