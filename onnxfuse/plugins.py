@@ -449,10 +449,7 @@ def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, prog
     objects = [f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
     with ThreadPoolExecutor(2) as pool:
-        jobs = {
-            pool.submit(_compile_unit, toolchain, unit, target, work): unit
-            for unit, target in zip(units, objects, strict=True)
-        }
+        jobs = {pool.submit(_compile_unit, toolchain, unit, target, work): unit for unit, target in zip(units, objects, strict=True)}
         try:
             for done, job in enumerate(as_completed(jobs), start=1):
                 name = _without_root(jobs[job])
