@@ -14,7 +14,18 @@ from typing import Any
 
 from onnxfuse import occupancy, plugins
 from onnxfuse.elementwise import source
-from onnxfuse.elementwise.expression import ABSENT, Expression, Input, Step, ancestors, bytes_each, checked, parse
+from onnxfuse.elementwise.expression import (
+    ABSENT,
+    MOST_INPUTS,
+    MOST_OUTPUTS,
+    Expression,
+    Input,
+    Step,
+    ancestors,
+    bytes_each,
+    checked,
+    parse,
+)
 from onnxfuse.elementwise.operators import REDUCTIONS
 from onnxfuse.plugins import KernelUse
 
@@ -152,7 +163,10 @@ def _cuts(given: Expression, part: Part) -> list[tuple[int, _Piece, _Piece]]:
     whole = source.pressure(part.expression)
     found = []
     for value in _between(given, part):
-        first, second = _halves(given, part, value)
+        halves = _halves(given, part, value)
+        if halves is None:
+            continue
+        first, second = halves
         alive = max(source.pressure(first[0]), source.pressure(second[0]))
         if alive < whole or len(second[0].steps) * 3 < len(part.expression.steps) * 2:
             moved = bytes_each(first[0]) + bytes_each(second[0])
@@ -187,19 +201,23 @@ def _computed(given: Expression, makes: Iterable[int], known: Iterable[int]) -> 
     return found
 
 
-def _halves(given: Expression, part: Part, value: int) -> tuple[_Piece, _Piece]:
-    """The part that makes `value`, with the outputs that are on its way, and the one that makes the rest from it."""
+def _halves(given: Expression, part: Part, value: int) -> tuple[_Piece, _Piece] | None:
+    """The part that makes `value`, with the outputs that are on its way, and the one that makes the rest from it; None where one of them
+    would have more inputs or outputs than a kernel takes."""
     before = _computed(given, [value], part.reads)
     early = tuple(dict.fromkeys([*(made for made in part.makes if made in before), value]))
     late = tuple(made for made in part.makes if made not in before)
-    return _piece(given, early, part.reads), _piece(given, late, (*part.reads, *early))
+    first, second = _piece(given, early, part.reads), _piece(given, late, (*part.reads, *early))
+    return None if first is None or second is None else (first, second)
 
 
-def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _Piece:
-    """An expression for some values of `given`, from those that are known."""
+def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _Piece | None:
+    """An expression for some values of `given`, from those that are known; None where it has more inputs or outputs than one may have."""
     computed = sorted(_computed(given, makes, known))
     steps = [step for value in computed if (step := given.step(value)) is not None]
     read = sorted({value for step in steps for value in step.read} - set(computed))
+    if len(read) > MOST_INPUTS or len(makes) > MOST_OUTPUTS:
+        return None
     place = {value: at for at, value in enumerate([*read, *computed])}
     inputs = tuple(_input(given, value) for value in read)
     moved = tuple(

@@ -115,7 +115,7 @@ Layout Layout::parse(std::string const& text)
         fail("field 'layout' has no name; build the engine again");
     layout.rank = number(values[1], 0, kMostRank);
     layout.vector = number(values[2], 1, 16);
-    layout.each = number(values[3], 1, 2);
+    layout.each = number(values[3], 1, 8);
     static char const* const kEndings[] = {"none", "full", "kept", "dropped"};
     auto const* const ending = std::find(std::begin(kEndings), std::end(kEndings), values[4]);
     if (ending == std::end(kEndings))

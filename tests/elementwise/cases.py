@@ -95,6 +95,35 @@ def over_fused(dtype: str, live: int = 64, op: str = "Sqrt") -> Expression:
     return w.whole(last)
 
 
+def crowded(dtype: str) -> Expression:
+    """24 inputs and 64 values alive at a time, in two stages that share one value: memory is the limit, and few warps fit."""
+    full, live, kept = 12, (48, 24), 3
+    w = Writer(2, *(((dtype, "11"),) * (2 * full)))
+    made: list[int] = []
+    between: list[int] = []
+    for stage, count in enumerate(live):
+        read = [*between, *range(stage * full, (stage + 1) * full)]
+        values = [w("Mul", read[at % len(read)], read[(at + 1 + at // len(read)) % len(read)]) for at in range(count)]
+        total = values[0]
+        for value in values[1:]:
+            total = w("Add", total, value)
+        last = total
+        for value in values:
+            last = w("Sub", value, last)
+        between = [w("Div", last, w("Add", w("Abs", total), w.number(dtype, 1)))]
+        made += [between[0], *(w("Mul", value, between[0]) for value in values[-kept:])]
+    return w.whole(*made)
+
+
+def too_big() -> list[tuple[str, Expression, float]]:
+    """Chains that are planted to be cut: name, expression, and the occupancy below which it is cut."""
+    return [
+        ("64 live values, 24 inputs", crowded("float16"), 1 / 3),
+        ("64 live values, square roots", over_fused("float16", op="Sqrt"), 1 / 2),
+        ("64 live values, softsigns", over_fused("float16", op="Softsign"), 1 / 2),
+    ]
+
+
 def every_operator(kind: str) -> list[Expression]:
     """All operators that take a type, some in each expression, all of them outputs in turn."""
     names = [name for name, operator in OPERATORS.items() if kind in operator.takes and name not in ("Cast", "Identity", "Clip")]

@@ -1,6 +1,8 @@
-"""Makes a folder that checks and times generated kernels on a machine with a GPU, TensorRT and numpy alone: no compiler, no onnxfuse.
+"""Makes a folder that checks and times generated kernels on a machine with a GPU: no compiler there, no onnxfuse.
 
-python -m tests.elementwise.gpu_kit FOLDER [--gpu h200]      here; then on the GPU: python3 FOLDER/run.py FOLDER OUT
+python -m tests.elementwise.gpu_kit FOLDER [--gpu h200]            here
+python3 FOLDER/run.py --part kernels OUT [--seconds N]             on the GPU: its driver and numpy
+python3 FOLDER/run.py --part engines OUT [--seconds N]             TensorRT, too
 """
 
 from __future__ import annotations
@@ -9,17 +11,25 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
 from onnx import helper
 
+from benchmarks import results
+from models.inputs import feeds
 from onnxfuse import gpus, pipeline, plugins
-from onnxfuse.elementwise import body, compiling
+from onnxfuse.bench import stats
+from onnxfuse.elementwise import body, compiling, source
 from onnxfuse.elementwise.expression import NUMPY, Expression, bytes_each
+from onnxfuse.elementwise.operators import NORMALISING
 from onnxfuse.engine import prepare
 from onnxfuse.fusions import elementwise
 from onnxfuse.fusions.base import Index, find
@@ -32,9 +42,25 @@ from tests.elementwise.emulated import input_shape, values
 HERE = Path(__file__).parent
 TOGETHER = 10  # expressions in one engine of the value checks
 SHAPES = {2: ((37, 72), (5, 19)), 3: ((5, 8, 24), (3, 7, 9)), 4: ((2, 6, 5, 16), (3, 2, 7, 5))}
-OPEN = 80  # a length that the model leaves open
-LARGE = 64 << 20  # bytes of the full input of a large timing
-Plans = dict[str, compiling.Plan]
+OPEN = 80  # a length that the model leaves open and its inputs do not tell
+CHAINS = 30
+LARGE = {"64 MB": 64 << 20, "256 MB": 256 << 20}  # bytes of one float16 tensor of the full shape
+PAIRS_LARGE = 4  # chains that are timed against TensorRT at 64 MB, too
+Plans = Mapping[str, compiling.Plan]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of a trained model, in half precision, at the size that it has there with an input of models/inputs.py."""
+
+    model: str
+    expression: Expression
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.expression.form} {'x'.join(map(str, self.shape))}"
 
 
 def model_of(parts: Sequence[Expression], shapes: Sequence[tuple[int | str, ...]], opset: int = 20) -> onnx.ModelProto:
@@ -73,16 +99,35 @@ def parser_models(model: onnx.ModelProto, plans: Plans, folder: Path, name: str)
     return files
 
 
-def value_checks(folder: Path, sm: int) -> list[dict[str, Any]]:
-    """Engines of dynamic shape with some expressions each, inputs at two shapes, and what the outputs may be."""
-    wanted = list(cases.values().items())
-    plans = compiling.fit_all([one.text for _, one in wanted], sm)
+def plan_entry(plan: compiling.Plan, folder: Path) -> dict[str, Any]:
+    """A plan as gpu_kernels.py reads it; the machine code becomes files of the folder."""
+    given = plan.expression
+    parts = []
+    for part in plan.parts:
+        code = f"{part.expression.digest}.bin" if len(plan.parts) > 1 else f"{given.digest}.bin"
+        (folder / code).write_bytes(part.generated.image)
+        parts.append({"layout": source.layout(part.expression), "code": code, "reads": list(part.reads), "makes": list(part.makes)})
+    end = given.reduction
+    reduced = end is not None and end.op not in NORMALISING
+    return {
+        "parts": parts,
+        "types": list(given.types),
+        "axes": [one.axes for one in given.inputs],
+        "outputs": list(given.outputs),
+        "reduced": len(given.types) - 1 if reduced else None,
+        "ends_row": end is not None,
+        "keeps_axis": bool(end is not None and reduced and end.get("keepdims")),
+        "kernels": plan.to_dict()["kernels"],
+        "cuts": plan.to_dict()["cuts"],
+    }
+
+
+def value_checks(folder: Path, wanted: Sequence[tuple[str, Expression]], plans: Plans, *, engines: bool) -> list[dict[str, Any]]:
+    """Some expressions each, inputs at two shapes, and what the outputs may be; with a model of dynamic shape for an engine of them."""
     found = []
     for start in range(0, len(wanted), TOGETHER):
-        group = wanted[start : start + TOGETHER]
+        name, group = f"values{start}", wanted[start : start + TOGETHER]
         expressions = [one for _, one in group]
-        symbols = [tuple(f"e{number}_{axis}" for axis in range(one.rank)) for number, one in enumerate(expressions)]
-        files = parser_models(model_of(expressions, symbols), plans, folder, f"values{start}")
         arrays: dict[str, Any] = {}
         for run in (0, 1):
             for number, one in enumerate(expressions):
@@ -94,22 +139,29 @@ def value_checks(folder: Path, sm: int) -> list[dict[str, Any]]:
                     arrays[f"{run}/want/e{number}_o{at}"] = limits.want
                     arrays[f"{run}/bound/e{number}_o{at}"] = limits.bound
                     arrays[f"{run}/sure/e{number}_o{at}"] = limits.sure
-        np.savez_compressed(folder / f"values{start}.npz", **arrays)
-        largest = {
-            f"e{number}_i{at}": _profile(given.axes, one.rank)
-            for number, one in enumerate(expressions)
-            for at, given in enumerate(one.inputs)
-        }
+        np.savez_compressed(folder / f"{name}.npz", **arrays)
+        entries = [
+            {"name": of, "plan": plan_entry(plans[one.text], folder), "runs": [list(full) for full in SHAPES[one.rank]]}
+            for of, one in group
+        ]
         found.append(
             {
-                "name": f"values{start}",
-                "model": files["fused"],
-                "arrays": f"values{start}.npz",
-                "names": [n for n, _ in group],
-                "profile": largest,
+                "name": name,
+                "arrays": f"{name}.npz",
+                "expressions": entries,
+                **(_engine(folder, name, expressions, plans) if engines else {}),
             }
         )
     return found
+
+
+def _engine(folder: Path, name: str, expressions: Sequence[Expression], plans: Plans) -> dict[str, Any]:
+    symbols = [tuple(f"e{number}_{axis}" for axis in range(one.rank)) for number, one in enumerate(expressions)]
+    files = parser_models(model_of(expressions, symbols), plans, folder, name)
+    profile = {
+        f"e{number}_i{at}": _profile(given.axes, one.rank) for number, one in enumerate(expressions) for at, given in enumerate(one.inputs)
+    }
+    return {"model": files["fused"], "profile": profile}
 
 
 def _profile(axes: str, rank: int) -> list[list[int]]:
@@ -121,97 +173,217 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.uint16) if array.dtype == NUMPY["bfloat16"] else array
 
 
-def from_models(folder: Path) -> Iterator[tuple[str, Expression, tuple[int, ...]]]:
-    """The largest chain of each form in the trained models, at its own shape, in half precision."""
+# --- chains of trained models -------------------------------------------------------------------------------------------
+
+
+def from_models(folder: Path, most: int = CHAINS) -> list[Chain]:
+    """One chain of every form and element types first, then the others of most elements; no two of one model, form and channels."""
+    found: dict[tuple[str, str, int], Chain] = {}
     for path in sorted(folder.glob("*.onnx")):
-        loaded = read.load(path)
-        pipeline.tidy(loaded)
-        pipeline.rewrite(loaded, policy.Rules(policy="none"))
-        best: dict[str, tuple[int, Expression, tuple[int, ...]]] = {}
-        for chain in find(elementwise.FUSION, loaded, Index.of(loaded))[0]:
-            assert isinstance(chain, elementwise.Chain)
-            full = query.shape(chain.root.inputs[0]) if chain.expression.reduction else query.shape(chain.outputs[-1])
-            shape = tuple(size if isinstance(size, int) else OPEN if axis > 1 else 1 for axis, size in enumerate(full or []))
-            size = math.prod(shape)
-            if len(shape) == chain.expression.rank and size >= best.get(chain.expression.form, (1024,))[0]:
-                best[chain.expression.form] = size, chain.expression.retyped("float16"), shape
-        for form, (_, expression, shape) in best.items():
-            yield f"{path.stem}: {form}", expression, shape
+        for chain in _chains(path):
+            key = path.stem, chain.expression.digest, chain.shape[1] if len(chain.shape) > 2 else chain.shape[-1]
+            if key not in found or math.prod(chain.shape) > math.prod(found[key].shape):
+                found[key] = chain
+    forms: dict[str, Chain] = {}
+    ordered = sorted(found.values(), key=lambda chain: -math.prod(chain.shape))
+    for chain in ordered:
+        forms.setdefault(chain.expression.digest, chain)
+    return [*forms.values(), *(chain for chain in ordered if chain not in forms.values())][:most]
 
 
-def timings(folder: Path, sm: int, models: Path) -> list[dict[str, Any]]:
-    """Pairs of engines of one chain: at its size in the model, and at one that fills memory; and the one that is too big, cut and whole."""
-    wanted: list[tuple[str, Expression, tuple[int, ...]]] = list(from_models(models))
-    extra = {
-        "snake": cases.snake("float16"),
-        "gated": cases.gated("float16"),
-        "rotary": cases.rotary("float16"),
-        "masked softmax": cases.masked_softmax("float16"),
+def _chains(path: Path) -> Iterator[Chain]:
+    loaded = read.load(path)
+    pipeline.tidy(loaded)
+    pipeline.rewrite(loaded, policy.Rules(policy="none"))
+    matches = [one for one in find(elementwise.FUSION, loaded, Index.of(loaded))[0] if isinstance(one, elementwise.Chain)]
+    known = _shapes(path, [tensor for match in matches for tensor in (*match.inputs, *match.outputs)])
+    for match in matches:
+        full = query.shape(match.root.inputs[0]) if match.expression.reduction else query.shape(match.outputs[-1])
+        seen = next(
+            (known[tensor.name] for tensor in (*match.outputs, *match.inputs) if len(known.get(tensor.name, ())) == len(full or [])), None
+        )
+        shape = tuple(size if isinstance(size, int) else OPEN if axis > 1 else 1 for axis, size in enumerate(full or []))
+        if seen is not None and all(not isinstance(size, int) or size == real for size, real in zip(full or [], seen, strict=True)):
+            shape = seen
+        if len(shape) == match.expression.rank:
+            yield Chain(path.stem, match.expression.retyped("float16"), shape)
+
+
+def _shapes(path: Path, wanted: Sequence[gs.Tensor]) -> dict[str, Shape]:
+    """The shapes of tensors when the model runs on its first input."""
+    model = onnx.load(path)
+    there = {name for node in model.graph.node for name in node.output} - {value.name for value in model.graph.output}
+    taken = {tensor.name: query.dtype(tensor) for tensor in wanted if tensor.name in there and query.dtype(tensor) is not None}
+    names = list(taken)
+    model.graph.output.extend(helper.make_tensor_value_info(name, _element(str(kind)), None) for name, kind in taken.items())
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # which keeps every tensor that is asked for
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {name: array.shape for name, array in zip(names, session.run(names, feeds(path.stem)[0]), strict=True)} if names else {}
+
+
+def _grown(chain: Chain, size: int) -> Shape | None:
+    """The shape with a longer first axis, for so many bytes of float16; None where nothing of the full shape has that axis."""
+    grows = any(len(one.axes) == chain.expression.rank and one.axes[:1] == "1" for one in chain.expression.inputs)
+    first, *others = chain.shape
+    times = max(1, size // (2 * math.prod(chain.shape)))
+    return (first * times, *others) if grows and times > 1 else None
+
+
+def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, int]) -> dict[str, Any]:
+    sizes = {"model": chain.shape, **{name: grown for name, size in large.items() if (grown := _grown(chain, size))}}
+    return {
+        "name": chain.name,
+        "model": chain.model,
+        "form": chain.expression.form,
+        "dtype": "float16",
+        "shape": list(chain.shape),
+        "sizes": {name: list(shape) for name, shape in sizes.items()},
+        "plan": plan_entry(plans[chain.expression.text], folder),
     }
-    small = {"snake": (1, 256, 4096), "gated": (1, 512, 2048), "rotary": (1, 12, 512, 64), "masked softmax": (1, 12, 256, 256)}
-    wanted += [(name, one, small[name]) for name, one in extra.items()]
-    large: dict[str, tuple[str, Expression, tuple[int, ...]]] = {}
-    for name, one, shape in wanted:
-        times = max(1, LARGE // (2 * math.prod(shape)))
-        if one.form not in large and _grows(one):
-            large[one.form] = f"{name} at 64 MB", one, (shape[0] * times, *shape[1:])
+
+
+def pairs(chains: Sequence[Chain], plans: Plans, folder: Path) -> list[dict[str, Any]]:
+    """Each chain as an engine with the plugin and one without, at its size in the model; some at 64 MB."""
     found = []
-    plans = compiling.fit_all([one.text for _, one, _ in [*wanted, *large.values()]], sm)
-    for number, (name, one, shape) in enumerate([*wanted, *large.values()]):
-        files = parser_models(model_of([one], [shape]), plans, folder, f"chain{number}")
+    wanted = [(chain, "model", chain.shape) for chain in chains]
+    grown = [(chain, "64 MB", shape) for chain in chains if (shape := _grown(chain, LARGE["64 MB"]))]
+    for number, (chain, size, shape) in enumerate([*wanted, *grown[:PAIRS_LARGE]]):
+        one = chain.expression
         found.append(
             {
-                "name": name,
-                "models": files,
+                "name": chain.name,
+                "model": chain.model,
+                "form": one.form,
+                "dtype": "float16",
+                "size": size,
                 "shape": list(shape),
                 "bytes": bytes_each(one) * math.prod(shape),
-                "kernels": plans[one.text].to_dict(),
-            }
-        )
-    for op in ("Sqrt", "Softsign"):
-        big = cases.over_fused("float16", op=op)
-        shape = (4096, 8192)
-        compile_ = compiling.compiler(sm)
-        cut = compiling.fit(big, compile_, least=0.5)  # cut whatever its occupancy: this is to show what a cut is worth
-        whole = compiling.Plan(big, (compiling.Part(big, (0,), big.outputs, compile_(big)),), ())
-        model = model_of([big], [shape])
-        files = {"fused": parser_models(model, {big.text: cut}, folder, f"cut_{op}")["fused"]}
-        files["whole"] = parser_models(model, {big.text: whole}, folder, f"whole_{op}")["fused"]
-        files["automatic"] = f"cut_{op}.automatic.onnx"
-        (folder / f"whole_{op}.automatic.onnx").unlink()
-        found.append(
-            {
-                "name": f"64 live values, {op}",
-                "models": files,
-                "shape": list(shape),
-                "bytes": 4 * math.prod(shape),
-                "kernels": cut.to_dict(),
-                "whole": whole.to_dict(),
+                "models": parser_models(model_of([one], [shape]), plans, folder, f"chain{number}"),
             }
         )
     return found
 
 
-def _grows(one: Expression) -> bool:
-    """Whether the first axis may be as long as one likes: something of the full shape has it."""
-    return any(value.axes and len(value.axes) == one.rank and value.axes[0] == "1" for value in one.inputs)
+# --- chains that are too big ----------------------------------------------------------------------------------------------
+
+
+def planted(folder: Path, sm: int, size: int) -> list[dict[str, Any]]:
+    """Chains that are too big, whole and as they are cut."""
+    compile_ = compiling.compiler(sm)
+    found = []
+    for name, one, least in cases.too_big():
+        cut = compiling.fit(one, compile_, least=least)
+        whole = compiling.Plan(one, (compiling.Part(one, tuple(range(len(one.inputs))), one.outputs, compile_(one)),), ())
+        if not cut.cuts:
+            raise SystemExit(f"error: {name} is not cut: {cut.faults}")
+        width = 4096
+        rows = max(1, size // (2 * width * max(1, bytes_each(one) // 4)))
+        found.append(
+            {
+                "name": name,
+                "shape": [rows, width],
+                "live_values": source.pressure(one),
+                "why": [*cut.to_dict()["cuts"], *cut.faults],
+                "whole": whole.to_dict()["kernels"],
+                "cut": cut.to_dict()["kernels"],
+                "plans": {"whole": plan_entry(whole, folder), "cut": plan_entry(cut, folder)},
+            }
+        )
+    return found
+
+
+def variants(chains: Sequence[Chain], folder: Path, sm: int, large: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Some chains with more and fewer vectors under way in a thread than is chosen, to see whether the choice is right."""
+    found = []
+    chosen = source.unroll
+    try:
+        for chain in [one for one in chains if one.expression.reduction is None][:3]:
+            for count in (1, 2, 4):
+                source.unroll = lambda given, count=count: count  # type: ignore[assignment,misc]
+                plan = compiling.Plan(
+                    chain.expression,
+                    (compiling.Part(chain.expression, tuple(range(len(chain.expression.inputs))), chain.expression.outputs,
+                                    compiling.compiler(sm)(chain.expression)),),
+                    (),
+                )  # fmt: skip
+                entry = chain_entry(chain, {chain.expression.text: plan}, folder, large)
+                code = f"{chain.expression.digest}-{count}.bin"
+                (folder / code).write_bytes(plan.parts[0].generated.image)
+                entry["plan"]["parts"][0]["code"] = code
+                entry["name"] += f", {count} vectors a thread{' (chosen)' if count == chosen(chain.expression) else ''}"
+                found.append(entry)
+    finally:
+        source.unroll = chosen
+    return found
+
+
+def launcher(folder: Path) -> None:
+    """The plugin's own launcher as a library of its own."""
+    headers = plugins.find_nvcc().path.parent.parent / "include"
+    units = [HERE / "gpu_launch.cpp", *(plugins.sources() / "Elementwise" / name for name in ("layout.cpp", "driver.cpp"))]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-static-libstdc++", "-static-libgcc"]
+    command = [
+        "g++",
+        *flags,
+        "-I",
+        str(plugins.sources()),
+        "-isystem",
+        str(headers),
+        *map(str, units),
+        "-o",
+        str(folder / "launch.bin"),
+        "-ldl",
+    ]
+    subprocess.run(command, check=True)
+
+
+def make(
+    folder: Path,
+    sm: int,
+    chains: Sequence[Chain],
+    checks: Sequence[tuple[str, Expression]],
+    large: Mapping[str, int],
+    *,
+    engines: bool,
+    copy_bytes: int = 1 << 30,
+) -> None:
+    """The whole folder. engines: with what part engines needs."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in ("run", "kernels", "engines"):
+        shutil.copyfile(HERE / f"gpu_{name}.py", folder / f"{name}.py")
+    shutil.copyfile(Path(stats.__file__), folder / "stats.py")
+    launcher(folder)
+    checks = [*checks, *{chain.expression.text: (f"chain {chain.name}", chain.expression) for chain in chains}.values()]
+    plans = compiling.fit_all([one.text for _, one in checks], sm)
+    size = max(large.values(), default=1 << 16)
+    about: dict[str, Any] = {
+        "sm": sm,
+        "compiler": f"nvcc {plugins.find_nvcc().release}",
+        "commit": results.commit(),
+        "copy_bytes": copy_bytes,
+        "values": value_checks(folder, checks, plans, engines=engines),
+        "planted": planted(folder, sm, size),
+        "chains": [chain_entry(chain, plans, folder, large) for chain in chains],
+        "variants": variants(chains, folder, sm, large),
+        "pairs": [],
+    }
+    if engines:
+        shutil.copyfile(plugins.build(sm).path, folder / "plugins.bin")
+        about["pairs"] = pairs(chains, plans, folder)
+    (folder / "kit.json").write_text(json.dumps(about, indent=1))
+    print(f"{folder}: {len(checks)} expressions to check, {len(chains)} chains, {len(about['pairs'])} pairs of engines")
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given.add_argument("folder", type=Path)
     given.add_argument("--gpu", default="h200")
     given.add_argument("--models", type=Path, default=Path("models/real"))
     arguments = given.parse_args()
-    folder = arguments.folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    sm = gpus.resolve(arguments.gpu).sm
-    shutil.copyfile(plugins.build(sm).path, folder / "plugins.bin")
-    shutil.copyfile(HERE / "gpu_run.py", folder / "run.py")
-    about = {"sm": sm, "values": value_checks(folder, sm), "timings": timings(folder, sm, arguments.models)}
-    (folder / "kit.json").write_text(json.dumps(about, indent=1))
-    print(f"{folder}: {len(cases.values())} expressions to check, {len(about['timings'])} to time")
+    chains = from_models(arguments.models)
+    make(arguments.folder, gpus.resolve(arguments.gpu).sm, chains, list(cases.values().items()), LARGE, engines=True)
 
 
 if __name__ == "__main__":

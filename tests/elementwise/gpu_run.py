@@ -1,32 +1,29 @@
-"""Checks and times generated kernels in real engines. Runs beside what gpu_kit.py made; needs a GPU, its driver, tensorrt and numpy.
+"""Checks and times generated kernels on a GPU. Runs in the folder that gpu_kit.py made.
 
-    python3 run.py FOLDER OUT [--seconds 55]
+    python3 run.py --part kernels OUT [--seconds N]      needs the GPU's driver and numpy
+    python3 run.py --part engines OUT [--seconds N]      needs TensorRT, too
 
-OUT/elementwise.json: every value check (wrong outputs, or none), every pair of timings in microseconds, and the bandwidth of a copy.
+kernels: the values of every expression against float64; time and share of a copy's bandwidth of chains from trained models at three sizes;
+chains that are too big, before and after they are cut. Writes OUT/GPU-elementwise-kernels.json.
+
+engines: the values again in engines of dynamic shape, replayed graphs and a fresh process included; chains against what TensorRT makes of
+them alone, in turn. Writes OUT/GPU-elementwise-engines.json.
+
+What does not fit into the seconds is named under "left". Status 1 where anything is wrong.
 """
 
 import argparse
 import ctypes
-import functools
+import datetime
 import json
-import statistics
+import re
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
-import tensorrt as trt
 
-SIZES = {trt.float32: 4, trt.float16: 2, trt.bfloat16: 2, trt.int32: 4, trt.int64: 8, trt.bool: 1}
-KINDS = {
-    trt.float32: np.float32,
-    trt.float16: np.float16,
-    trt.int32: np.int32,
-    trt.int64: np.int64,
-    trt.bool: np.bool_,
-    trt.bfloat16: np.uint16,
-}
+HERE = Path(__file__).resolve().parent
 
 
 class Cuda:
@@ -39,6 +36,7 @@ class Cuda:
         self("cuDeviceGet", ctypes.byref(device), 0)
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
+        self.device = device
         self.stream = self.made("cuStreamCreate", 1)
 
     def __call__(self, name, *arguments):
@@ -50,6 +48,23 @@ class Cuda:
         handle = ctypes.c_void_p()
         self(name, ctypes.byref(handle), *arguments)
         return handle
+
+    def attribute(self, number):
+        value = ctypes.c_int()
+        self("cuDeviceGetAttribute", ctypes.byref(value), number, self.device)
+        return value.value
+
+    @property
+    def name(self):
+        text = ctypes.create_string_buffer(200)
+        self("cuDeviceGetName", text, 200, self.device)
+        return text.value.decode()
+
+    @property
+    def version(self):
+        value = ctypes.c_int()
+        self("cuDriverGetVersion", ctypes.byref(value))
+        return f"CUDA {value.value // 1000}.{value.value % 1000 // 10}"
 
     def memory(self, size):
         return self.made("cuMemAlloc_v2", ctypes.c_size_t(max(size, 256)))
@@ -68,16 +83,28 @@ class Cuda:
             self("cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), memory, ctypes.c_size_t(array.nbytes))
         return array
 
+    def copy(self, to, source, size):
+        self("cuMemcpyDtoDAsync_v2", to, source, ctypes.c_size_t(size), self.stream)
+
+    def fill(self, memory, byte, size):
+        self("cuMemsetD8_v2", memory, ctypes.c_ubyte(byte), ctypes.c_size_t(size))
+
+    def wait(self):
+        self("cuStreamSynchronize", self.stream)
+
     def captured(self, work):
         """An executable graph of what `work` puts on the stream."""
         self("cuStreamBeginCapture_v2", self.stream, 2)
-        good = work()
         graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
-        self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        if not good:
-            raise RuntimeError("the engine could not be captured")
+        try:
+            work()
+        finally:
+            self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
         return ready
+
+    def replay(self, graph):
+        self("cuGraphLaunch", graph, self.stream)
 
     def microseconds(self, work, times):
         """Of one of `times` runs of `work`, back to back."""
@@ -94,114 +121,24 @@ class Cuda:
         return ms.value * 1000 / times
 
 
-class Log(trt.ILogger):
-    def __init__(self):
-        trt.ILogger.__init__(self)
-        self.errors = []
+class Copy:
+    """A copy within the GPU's memory. It runs on the stream: as a graph's node it takes a slower way."""
 
-    def log(self, severity, text):
-        if severity <= trt.ILogger.ERROR:
-            self.errors.append(text[:300])
+    def __init__(self, cuda, size):
+        self.cuda, self.size = cuda, size
+        self.a, self.b = cuda.memory(size), cuda.memory(size)
+        cuda.fill(self.a, 0x35, size)
+        self.us(3)
 
+    def us(self, times=1):
+        return self.cuda.microseconds(lambda: self.cuda.copy(self.b, self.a, self.size), times)
 
-class Built:
-    """An engine, its context and its memory."""
-
-    def __init__(self, cuda, log, model, library, profile=None):
-        start = time.time()
-        builder = trt.Builder(log)
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, log)
-        if not parser.parse(model.read_bytes()):
-            raise RuntimeError("; ".join(str(parser.get_error(at)) for at in range(min(3, parser.num_errors))))
-        config = builder.create_builder_config()
-        config.plugins_to_serialize = [str(library)]
-        if profile:
-            ranges = builder.create_optimization_profile()
-            for name, (low, middle, high) in profile.items():
-                if low != high:
-                    ranges.set_shape(name, low, middle, high)
-            config.add_optimization_profile(ranges)
-        plan = builder.build_serialized_network(network, config)
-        if plan is None:
-            raise RuntimeError("the build failed: " + "; ".join(log.errors[-3:]))
-        self.seconds, self.bytes = round(time.time() - start, 2), plan.nbytes
-        self.runtime = trt.Runtime(log)
-        self.runtime.engine_host_code_allowed = True
-        self.engine = self.runtime.deserialize_cuda_engine(plan)
-        self.context = self.engine.create_execution_context()
-        self.cuda, self.memory = cuda, {}
-        names = [self.engine.get_tensor_name(at) for at in range(self.engine.num_io_tensors)]
-        self.inputs = [name for name in names if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-        self.outputs = [name for name in names if name not in self.inputs]
-
-    def bind(self, shapes):
-        """Memory for every tensor at these shapes of the inputs."""
-        for name in self.inputs:
-            is_open = -1 in tuple(self.engine.get_tensor_shape(name))
-            if is_open and not self.context.set_input_shape(name, tuple(shapes[name])):
-                raise RuntimeError(f"shape {shapes[name]} of {name} is refused")
-        for name in (*self.inputs, *self.outputs):
-            size = int(np.prod(self.context.get_tensor_shape(name), dtype=np.int64)) * SIZES[self.engine.get_tensor_dtype(name)]
-            if name in self.memory:
-                self.cuda.free(self.memory.pop(name))
-            self.memory[name] = self.cuda.memory(size)
-            self.cuda("cuMemsetD8_v2", self.memory[name], ctypes.c_ubyte(255), ctypes.c_size_t(max(size, 1)))
-            self.context.set_tensor_address(name, self.memory[name].value)
-
-    def enqueue(self):
-        return self.context.execute_async_v3(self.cuda.stream.value)
-
-    def run(self):
-        if not self.enqueue():
-            raise RuntimeError("the engine did not run")
-        self.cuda("cuStreamSynchronize", self.cuda.stream)
-
-    def output(self, name):
-        """In float64, integers and bool in their type."""
-        kind = self.engine.get_tensor_dtype(name)
-        array = self.cuda.get(self.memory[name], tuple(self.context.get_tensor_shape(name)), KINDS[kind])
-        if kind == trt.bfloat16:
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        return array.astype(np.float64) if array.dtype.kind == "f" else array
-
-    def close(self):
-        for memory in self.memory.values():
-            self.cuda.free(memory)
-        self.memory = {}
-
-
-def check(cuda, log, folder, entry):
-    """Wrong outputs of one engine, by name of the expression."""
-    arrays = np.load(folder / entry["arrays"])
-    built = Built(cuda, log, folder / entry["model"], folder / "plugins.bin", entry["profile"])
-    wrong = []
-    try:
-        for run in (0, 1):
-            given = {name: arrays[f"{run}/in/{name}"] for name in built.inputs}
-            built.bind({name: array.shape for name, array in given.items()})
-            for name, array in given.items():
-                cuda.put(built.memory[name], array)
-            built.run()
-            for name in built.outputs:
-                fault = differs(built.output(name), *(arrays[f"{run}/{what}/{name}"] for what in ("want", "bound", "sure")))
-                if fault:
-                    wrong.append(f"{entry['names'][int(name[1:].split('_')[0])]}, output {name.split('_o')[1]}, run {run}: {fault}")
-            first = {name: built.output(name).tobytes() for name in built.outputs}
-            ready = cuda.captured(built.enqueue)
-            cuda("cuGraphLaunch", ready, cuda.stream)
-            cuda("cuStreamSynchronize", cuda.stream)
-            wrong += [
-                f"{name}, run {run}: a replayed graph gives other values"
-                for name in built.outputs
-                if built.output(name).tobytes() != first[name]
-            ]
-    finally:
-        built.close()
-    return {"name": entry["name"], "expressions": len(entry["names"]), "wrong": wrong, "build_seconds": built.seconds}
+    def gbps(self, us):
+        return 2 * self.size / us / 1000
 
 
 def differs(have, want, bound, sure):
+    """What is wrong with an output; None where nothing is. Floating-point numbers in float64."""
     if have.shape != want.shape:
         return f"shape {have.shape} and not {want.shape}"
     with np.errstate(all="ignore"):
@@ -213,115 +150,66 @@ def differs(have, want, bound, sure):
     return f"{int(bad.sum())} values, such as {have[bad][:3]} for {want[bad][:3]}" if bad.any() else None
 
 
-def time_pair(cuda, log, folder, entry, copy_gbps):
-    """Microseconds of each engine of a chain, taken in turn, after a look at whether they agree."""
-    builts, row = {}, {key: entry[key] for key in ("name", "shape", "bytes")}
-    try:
-        for kind, file in entry["models"].items():
-            builts[kind] = Built(cuda, log, folder / file, folder / "plugins.bin")
-        rng = np.random.default_rng(0)
-        feeds = {}
-        for built in builts.values():
-            built.bind({name: tuple(built.engine.get_tensor_shape(name)) for name in built.inputs})
-            for name in built.inputs:
-                if name not in feeds:
-                    feeds[name] = random(rng, built.engine.get_tensor_dtype(name), tuple(built.engine.get_tensor_shape(name)))
-                cuda.put(built.memory[name], feeds[name])
-            built.run()
-        names = builts["fused"].outputs
-        for kind in builts:
-            if kind != "fused":
-                row[f"largest_difference_{kind}"] = max(distance(builts["fused"].output(name), builts[kind].output(name)) for name in names)
-        graphs = {kind: cuda.captured(built.enqueue) for kind, built in builts.items()}
-        run = {kind: functools.partial(cuda, "cuGraphLaunch", graph, cuda.stream) for kind, graph in graphs.items()}
-        times = max(3, int(2000 / max(cuda.microseconds(run["fused"], 5), 1)))
-        samples = {kind: [] for kind in builts}
-        for turn in range(15):
-            for kind in list(builts)[:: 1 if turn % 2 else -1]:
-                samples[kind].append(cuda.microseconds(run[kind], times))
-        for kind, found in samples.items():
-            row[f"{kind}_us"] = round(statistics.median(found), 3)
-            row[f"{kind}_spread"] = round((max(found) - min(found)) / statistics.median(found), 3)
-        row["ratio"] = round(row["automatic_us"] / row["fused_us"], 4)
-        row["share_of_copy"] = round(entry["bytes"] / row["fused_us"] / 1000 / copy_gbps, 3)
-        row["layers"] = {kind: built.engine.num_layers for kind, built in builts.items()}
-    except Exception as fault:
-        row["failed"] = f"{type(fault).__name__}: {fault}; {'; '.join(log.errors[-2:])}"
-    finally:
-        for built in builts.values():
-            built.close()
-    return row
+def rounded(interval, digits=4):
+    return {"median": round(interval.median, digits), "low": round(interval.low, digits), "high": round(interval.high, digits)}
 
 
-def random(rng, kind, shape):
-    drawn = rng.standard_normal(min(int(np.prod(shape, dtype=np.int64)), 1 << 20)).astype(np.float32) + 1.5
-    whole = np.resize(drawn, shape)
-    if kind == trt.bool:
-        return whole > 1.5
-    return whole.astype(KINDS[kind])
+class Clock:
+    """Seconds that are left of those given."""
 
+    def __init__(self, seconds):
+        self.start, self.seconds = time.monotonic(), seconds
 
-def distance(a, b):
-    if a.size > 1 << 22:
-        a, b = a.reshape(-1)[: 1 << 22], b.reshape(-1)[: 1 << 22]
-    both = np.isfinite(a) & np.isfinite(b)
-    return float(np.abs(np.where(both, a, 0) * 1.0 - np.where(both, b, 0) * 1.0).max(initial=0.0))
+    @property
+    def spent(self):
+        return time.monotonic() - self.start
 
-
-def copy_bandwidth(cuda):
-    """GB/s read plus written of a copy of 1 GiB within the GPU's memory."""
-    size = 1 << 30
-    a, b = cuda.memory(size), cuda.memory(size)
-    copy = lambda: cuda("cuMemcpyDtoDAsync_v2", b, a, ctypes.c_size_t(size), cuda.stream)  # noqa: E731
-    cuda.microseconds(copy, 3)
-    found = [2 * size / cuda.microseconds(copy, 5) / 1000 for _ in range(5)]
-    cuda.free(a)
-    cuda.free(b)
-    return statistics.median(found)
+    @property
+    def is_over(self):
+        return self.spent > self.seconds
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("folder", type=Path)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--part", choices=["kernels", "engines", "fresh"], required=True)
     arguments.add_argument("out", type=Path)
-    arguments.add_argument("--seconds", type=float, default=55)
+    arguments.add_argument("--seconds", type=float, default=120)
+    arguments.add_argument("--samples", type=int, default=25)
     given = arguments.parse_args()
-    about = json.loads((given.folder / "kit.json").read_text())
-    start = time.time()
-    cuda, log = Cuda(), Log()
-    if trt.get_plugin_registry().load_library(str(given.folder / "plugins.bin")) is None:
-        sys.exit("error: the plugin library does not load")
-    result = {
-        "tensorrt": trt.__version__,
-        "sm": about["sm"],
-        "copy_gbps": round(copy_bandwidth(cuda), 1),
-        "values": [],
-        "timings": [],
-        "left": [],
-    }
-    for entry in about["values"]:
-        try:
-            result["values"].append(check(cuda, log, given.folder, entry))
-        except Exception as fault:
-            traceback.print_exc()
-            result["values"].append({"name": entry["name"], "failed": f"{fault}; {'; '.join(log.errors[-2:])}", "names": entry["names"]})
-        print(json.dumps(result["values"][-1])[:1500], flush=True)
-    order = sorted(about["timings"], key=lambda entry: ("live" not in entry["name"], "64 MB" not in entry["name"]))
-    for entry in order:
-        if time.time() - start > given.seconds:
-            result["left"].append(entry["name"])
-            continue
-        row = time_pair(cuda, log, given.folder, entry, result["copy_gbps"])
-        result["timings"].append(row)
-        print(json.dumps(row)[:700], flush=True)
+    sys.path.insert(0, str(HERE))
+    if given.part == "fresh":
+        import engines
+
+        return engines.fresh(given.out)
+    about = json.loads((HERE / "kit.json").read_text())
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "elementwise.json").write_text(json.dumps(result, indent=1))
-    wrong = sum(len(entry.get("wrong", ["failed"])) for entry in result["values"])
-    checked = sum(entry.get("expressions", 0) for entry in result["values"])
-    print(f"{checked} expressions checked, {wrong} wrong; {len(result['timings'])} timed, {len(result['left'])} left")
-    print(f"{time.time() - start:.0f} s")
-    sys.exit(1 if wrong else 0)
+    clock, cuda = Clock(given.seconds), Cuda()
+    if given.part == "kernels":
+        import kernels
+
+        found, wrong = kernels.run(cuda, HERE, about, clock, given.samples)
+    else:
+        import engines
+
+        found, wrong = engines.run(cuda, HERE, about, clock, given.samples, given.out)
+    machine = {
+        "gpu": cuda.name,
+        "driver": cuda.version,
+        "compiler": about["compiler"],
+        **found.pop("machine"),
+        "command": " ".join(["run.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "commit": about["commit"],
+        "seconds": round(clock.spent, 1),
+    }
+    stem = re.sub(r"[^a-z0-9]+", "-", cuda.name.lower().replace("nvidia", "").strip())
+    path = given.out / f"{stem}-elementwise-{given.part}.json"
+    path.write_text(json.dumps({"schema": 1, "machine": machine, **found}, indent=1) + "\n")
+    print(f"{path}: {clock.spent:.0f} s, {len(wrong)} wrong, {len(found['left'])} left")
+    for line in wrong[:20]:
+        print(f"wrong: {line}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -60,8 +60,8 @@ def _divide(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return a / b
     safe = np.where(b == 0, 1, b)
-    quotient = np.abs(a) // np.abs(safe) * np.sign(a) * np.sign(safe)
-    return np.where(b == 0, 0, quotient)
+    down = a // safe  # rounded down, where the operator drops the fraction
+    return np.where(b == 0, 0, down + ((down * safe != a) & ((a < 0) != (safe < 0))))
 
 
 def _modulo(a: Array, b: Array, fmod: float) -> Array:
