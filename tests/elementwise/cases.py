@@ -97,7 +97,7 @@ def over_fused(dtype: str, live: int = 64, op: str = "Sqrt") -> Expression:
 
 def crowded(dtype: str) -> Expression:
     """24 inputs and 64 values alive at a time, in two stages that share one value: memory is the limit, and few warps fit."""
-    full, live, kept = 12, (48, 24), 3
+    full, live, kept = 12, (51, 21), 3
     w = Writer(2, *(((dtype, "11"),) * (2 * full)))
     made: list[int] = []
     between: list[int] = []

@@ -341,12 +341,10 @@ def run(cuda, folder, about, clock, samples):
             traceback.print_exc()
             wrong.append(f"{name}: {type(fault).__name__}: {fault}")
 
-    def values(group):
-        arrays = np.load(folder / group["arrays"])
-        for number, entry in enumerate(group["expressions"]):
-            faults = check(load(entry["plan"]), arrays, number, entry["runs"])
-            found["checked"] += 1
-            wrong.extend(f"{entry['name']}: {fault}" for fault in faults)
+    def value(arrays, number, entry):
+        faults = check(load(entry["plan"]), arrays, number, entry["runs"])
+        found["checked"] += 1
+        wrong.extend(f"{entry['name']}: {fault}" for fault in faults)
 
     def planted(entry):
         row, faults = time_planted(timer, load(entry["plans"]["whole"]), load(entry["plans"]["cut"]), entry)
@@ -364,7 +362,9 @@ def run(cuda, folder, about, clock, samples):
             print(f"{row['size']:6} {row['us']['median']:9.2f} us, {share:.3f} of copy, {same:.3f} of its size: {row['name']}", flush=True)
 
     for group in about["values"]:
-        attempt(group["name"], lambda group=group: values(group))
+        arrays = np.load(folder / group["arrays"])
+        for number, entry in enumerate(group["expressions"]):
+            attempt(entry["name"], lambda at=(arrays, number, entry): value(*at))
     print(f"{found['checked']} expressions checked at two shapes and two alignments, {len(wrong)} wrong; {clock.spent:.0f} s", flush=True)
     timer = Timer(cuda, samples, about["copy_bytes"])
     for entry in about["planted"]:
