@@ -13,7 +13,7 @@ from onnx import helper
 
 from onnxfuse import plugins
 from onnxfuse.elementwise import body, compiling, source
-from onnxfuse.elementwise.expression import Expression, Input, ancestors, checked, step
+from onnxfuse.elementwise.expression import MOST_INPUTS, Expression, Input, ancestors, checked, step
 from onnxfuse.engine import prepare
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions.pattern import DOMAIN
@@ -207,3 +207,18 @@ def test_the_operator_is_named_by_its_expression() -> None:
     given = cases.gated("float32")
     assert body.op_type(given) == f"Elementwise_{given.digest}"
     assert prepare.creator(body.op_type(given)) == "Elementwise"
+
+
+@pytest.mark.nvcc
+def test_what_takes_all_inputs_that_a_kernel_has_is_cut_into_parts_that_have_no_more(nvcc: plugins.Nvcc, tmp_path: Path) -> None:
+    """The second part reads what the first stores, besides inputs of its own."""
+    whole = cases.crowded("float32")
+    assert len(whole.inputs) == MOST_INPUTS
+    plan = compiling.fit(whole, played(by_pressure))
+    assert plan.cuts
+    assert all(len(part.reads) <= MOST_INPUTS for part in plan.parts)
+    kernels = Kernels([whole, *(part.expression for part in plan.parts)], nvcc, tmp_path)
+    rng = np.random.default_rng(0)
+    inputs = [values("float32", (3, 21), rng) for _ in whole.inputs]
+    for got, same in zip(run_parts(plan, inputs, kernels), kernels.run(whole, inputs), strict=True):
+        np.testing.assert_array_equal(got, same)
