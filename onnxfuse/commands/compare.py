@@ -102,7 +102,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         _same_inputs(reference, models, engines)
         given, source = _given(wanted, reference, engines, runtime, progress)
         label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
-        task = _Task(wanted, reference, label, _names(wanted.model, others), engines, runtime, progress)
+        task = _Task(wanted, reference, label, _names(label, wanted.model, others), engines, runtime, progress)
         outcome = _compare(task, given)
         rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
         more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
@@ -178,10 +178,11 @@ def _require(wanted: Wanted) -> None:
         raise BadInput("--data and --dims exclude each other: the sizes are those of the data; leave one of them out")
 
 
-def _names(reference: Path, others: Sequence[Path]) -> dict[Path, str]:
-    """Short names, with the folder where two files have the same name."""
+def _names(label: str, reference: Path, others: Sequence[Path]) -> dict[Path, str]:
+    """Short names, with the folder where two files have the same name; none is `label`, which the reference is called."""
     short = [path.name for path in {reference, *others}]
-    return {path: path.name if short.count(path.name) == 1 else str(path) for path in others}
+    names = {path: path.name if short.count(path.name) == 1 else str(path) for path in others}
+    return {path: f"{name} (other)" if name == label else name for path, name in names.items()}
 
 
 def _undone(model: Path, folder: Path, progress: Progress) -> Path:
@@ -324,7 +325,7 @@ def _row(task: _Task, path: Path, check: Check) -> dict[str, Any]:
 
 def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) -> dict[str, Any]:
     """The parts of a report that say what happens inside, for the feed that shows most."""
-    from onnxfuse.verify import budget, check, layers, pieces, reference
+    from onnxfuse.verify import budget, check, layers, pieces, reference, taps
 
     if given.evaluator != reference.ONNXRUNTIME:
         raise MissingHere(f"{task.reference}: --layers needs onnxruntime, which has no kernels for it; leave --layers out")
@@ -336,10 +337,13 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
     with contextlib.ExitStack() as stack:
         subjects = _subjects(task, feed, folder, stack)
+        for subject in subjects:
+            if isinstance(subject, taps.EngineSubject):
+                subject.build_ahead()
         found = layers.look(
             base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
         )
-        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+        notes = [note for subject in subjects if isinstance(subject, taps.EngineSubject) for note in (*subject.notes, *subject.how)]
     more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
@@ -383,7 +387,9 @@ def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Pat
         task.runtime,
         folder,
         build.in_memory,
-        trt.free_memory(),
+        trt.free_memory() // len(task.engines),
+        taps.cache_of(engine.manifest, path),
+        task.progress,
     )
 
 
@@ -407,12 +413,11 @@ def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
     from onnxfuse.report.graph import fused_sites
 
     task.progress("timing layer by layer")
-    models = [path for path in task.names if path.suffix != ".engine"]
     try:
         automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
     except OnnxfuseError as fault:
         return {"notes": [f"layers: {fault}"]}
-    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    sources = layers.sources_of(site for path in _rewritten(task.reference, list(task.names)) for site in fused_sites(path))
     return {"layers": layers.report(automatic, fused, sources)}
 
 
@@ -466,11 +471,22 @@ def _require_folder(folder: Path) -> None:
         raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
 
 
+def _rewritten(reference: Path, others: Sequence[Path]) -> list[Path]:
+    """The models among `others`, and those that the engines with plugins were built from, where they are still here."""
+    from onnxfuse.engine import manifest
+    from onnxfuse.verify import taps
+
+    models = [path for path in others if path.suffix != ".engine"]
+    known = {path: manifest.load(path) for path in others if path.suffix == ".engine"}
+    sources = [taps.source_of(about, path, (reference, *models)) for path, about in known.items() if about and about.plugins is not None]
+    return list(dict.fromkeys([*models, *(source for source in sources if source is not None)]))
+
+
 def _complete(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
-    """With the graphs of the reference and of the first other that is a model, and what follows from them."""
+    """With the graphs of the reference and of the first rewritten model, and what follows from them."""
     from onnxfuse.report.complete import complete
 
-    models = [path for path in wanted.others if path.suffix != ".engine"]
+    models = _rewritten(wanted.model, wanted.others)
     return complete(found, wanted.model if wanted.others else None, models[0] if models else wanted.model if not wanted.others else None)
 
 

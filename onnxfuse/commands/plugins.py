@@ -73,10 +73,11 @@ def inspect(
         libraries = [{**_summary(library), "kernels": [occupancy.figures(use) for use in library.kernels]} for library in built]
         _print_json({"schema": 1, "libraries": libraries, "warnings": warnings})
         return
-    columns = ("kernel", "registers", "spills, B", "stack, B", "shared, B", "code, B", "threads", "occupancy", "limit")
+    columns = ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit")
     for library in built:
         rows = [_row(occupancy.figures(use)) for use in library.kernels if use.registers]
         _print_table(f"sm_{library.sm}, {library.compiler}{_cards(library.sm)}", columns, rows)
+    typer.echo("spills, stack, shared and code in bytes; warps: of those that a multiprocessor can hold, at the largest block; limit: by what")
     for line in warnings:
         typer.echo(f"warning: {line}")
 
@@ -146,6 +147,9 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=dataclasses.asdict))
 
 
+_FILE_WIDTH = 120  # columns of what is written to a file or a pipe, where nothing says how wide it is shown
+
+
 def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     from rich import box
     from rich.console import Console
@@ -155,7 +159,10 @@ def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         numbers = all(isinstance(row[index], int) or str(row[index]).isdigit() for row in rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)  # names are copied
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0 or numbers)  # names are copied
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
+    console.print(table)

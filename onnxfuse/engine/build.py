@@ -90,6 +90,7 @@ def build(
     use_plugins: bool = True,
     compatible: str | None = None,
     taps: Sequence[str] = (),
+    level: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Manifest:
     """Builds the engine `out` of the ONNX model `model`, and `out`.json beside it; both appear whole, or neither.
@@ -99,7 +100,8 @@ def build(
     alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run;
     otherwise the library lies beside the engine. `compatible` "ampere+" gives an engine that runs on every GPU from compute
     capability 8.0 on. `taps` are tensors inside of the model that become outputs of the engine, too, which changes what TensorRT fuses.
-    `timing_cache` is read where it exists, and written after the build. `progress` is called from TensorRT's threads.
+    `level` is TensorRT's builder optimization level, None its default. `timing_cache` is read where it exists, and written after the
+    build. `progress` is called from TensorRT's threads.
 
     Raises BadInput (model, shapes, output), MissingHere (TensorRT, driver, GPU, compiler, or another GPU than `gpu`),
     and KeyboardInterrupt after Ctrl-C, once TensorRT has stopped.
@@ -124,6 +126,7 @@ def build(
         embed=embed_plugins,
         taps=tuple(taps),
         compatible=compatible is not None,
+        level=level,
     )
     use = _plugin_use(library, out, embed_plugins, wanted)
     return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()))
@@ -279,7 +282,8 @@ def _make(
         build_seconds=round(time.monotonic() - start, 3),
         layers=manifests.layers_from(built.layers),
         warnings=built.warnings,
-        model_path=os.path.relpath(os.path.realpath(order.path), os.path.dirname(os.path.realpath(out))),
+        model_path=_seen_from(out, order.path),
+        timing_cache=_seen_from(out, timing_cache) if timing_cache is not None and built.cache is not None else None,
         compatible="ampere+" if order.compatible else None,
         generated=generated,
     )
@@ -288,6 +292,11 @@ def _make(
         with atomic(timing_cache) as part:
             part.write_bytes(built.cache)
     return result
+
+
+def _seen_from(out: Path, path: Path) -> str:
+    """Relative to the folder that the engine `out` is in."""
+    return os.path.relpath(os.path.realpath(path), os.path.dirname(os.path.realpath(out)))
 
 
 def _write(out: Path, engine: bytes, result: Manifest, libraries: Sequence[Path]) -> None:

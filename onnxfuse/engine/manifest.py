@@ -89,6 +89,8 @@ class Manifest:
     """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
     generated: tuple[Mapping[str, Any], ...] = ()
     """The generated kernels, expression by expression: form, kernels with their resources, and where one was cut and why."""
+    timing_cache: str | None = None
+    """The timing cache that the build wrote, relative to the engine's folder: a build like it is quick, and chooses the same kernels."""
     schema: int = SCHEMA
 
     @property
@@ -308,6 +310,7 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
         compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
         generated=tuple(_generated(entry) for entry in data.get("generated", ())),
+        timing_cache=str(data["timing_cache"]) if data.get("timing_cache") is not None else None,
         schema=int(data["schema"]),
     )
 

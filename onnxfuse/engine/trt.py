@@ -90,6 +90,8 @@ class Order:
     """Tensors inside of the network that become outputs, too. TensorRT then fuses nothing across them."""
     compatible: bool = False
     """For every GPU from Ampere on, instead of the one here."""
+    level: int | None = None
+    """TensorRT's builder optimization level, 0 (quickest build) to 5; None for its default, 3."""
     fp16_flag: bool = False
     """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
     """
@@ -346,6 +348,8 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if order.fp16_flag:
         config.set_flag(trt.BuilderFlag.FP16)
+    if order.level is not None:
+        config.builder_optimization_level = order.level
     _add_profile(trt, builder, network, config, order)
     if order.compatible:
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS

@@ -264,7 +264,9 @@ def inside(report: Report) -> list[str]:
     part = report.get("inside")
     if part:
         said = [f"{subject['name']}: {'; '.join(subject['sentences'])}." for subject in part["subjects"]]
-        return [*said, *(_sentence(str(note)) for note in part.get("notes") or ())]
+        names = tuple(f"{subject['name']}:" for subject in part["subjects"])  # a name stays as it is
+        notes = [str(note) for note in part.get("notes") or ()]
+        return [*said, *(f"{note}." if note.startswith(names) else _sentence(note) for note in notes)]
     tensors = report.get("tensors") or ()
     bad = [tensor for tensor in tensors if tensor.get("agrees") is False]
     if not bad:

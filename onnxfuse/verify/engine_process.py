@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Order:
 
     engine: where it is, or is written. out: how the paths of its outputs begin. shapes: values of --shapes. cache: a timing cache; None
     for none. plugins: False for what TensorRT makes alone. taps: tensors inside that the engine gives as outputs, too; where there are
-    any, they alone are read. runs: how often it runs on all feeds.
+    any, they alone are read. level: of TensorRT's builder, None for its default. runs: how often it runs on all feeds.
     """
 
     model: str
@@ -48,6 +48,7 @@ class Order:
     cache: str | None = None
     plugins: bool = True
     taps: Sequence[str] = ()
+    level: int | None = None
     runs: int = 1
 
     def outputs(self, run: int, feed: int) -> Path:
@@ -55,15 +56,15 @@ class Order:
         return Path(f"{self.out}.{run}.{feed}.npz")
 
 
-def run(order: Order, feeds: Sequence[Feeds], timeout: float = TIMEOUT) -> None:
-    """Writes the outputs of each run on each feed. Failed: there are none, whatever the reason."""
+def run(order: Order, feeds: Sequence[Feeds], timeout: float = TIMEOUT, watch: Callable[[str], None] | None = None) -> None:
+    """Writes the outputs of each run on each feed. Failed: there are none, whatever the reason. watch: as `child.run` has it."""
     with tempfile.TemporaryDirectory(dir=Path(order.out).parent) as folder:
         given = [Path(folder) / f"feed{index}.npz" for index in range(len(feeds))]
         for path, feed in zip(given, feeds, strict=True):
             np.savez(path, **{name: _plain(array) for name, array in feed.items()})  # type: ignore[arg-type]
         request = Path(folder) / "order.json"
         request.write_text(json.dumps({**asdict(order), "feeds": [str(path) for path in given]}), encoding="utf-8")
-        status, said = child.run([__name__, str(request)], timeout)
+        status, said = child.run([__name__, str(request)], timeout, watch)
     if status != 0:
         built = f"{child.STEP}{RUN}" in said.splitlines()
         raise Failed(_why(status, said, timeout, "running" if built else "building"), built)
@@ -100,7 +101,13 @@ def main(request: str) -> None:
     if not Path(order.engine).exists():
         cache = Path(order.cache) if order.cache else None
         build.build(
-            Path(order.model), Path(order.engine), shapes=order.shapes, timing_cache=cache, use_plugins=order.plugins, taps=order.taps
+            Path(order.model),
+            Path(order.engine),
+            shapes=order.shapes,
+            timing_cache=cache,
+            use_plugins=order.plugins,
+            taps=order.taps,
+            level=order.level,
         )
     print(f"{child.STEP}{RUN}", flush=True)
     with Engine.load(Path(order.engine)) as engine:

@@ -6,18 +6,26 @@ outputs of a second engine, built from the same model, which is compared with th
 whether TensorRT fused as before around it. Outputs of the model are those of the engine itself.
 
 The second engine is built and run once, in a process of its own, and its values wait in files: an abort of TensorRT costs them and nothing
-else. Where the device has no room for all of them there are several engines, one after the other, each with some of the tensors.
+else. Where the device has no room for all of them there are several engines, one after the other, each with some of the tensors. Building
+takes most of the time, so the second engines of all that is compared are built at once, in the background, with the timing cache that the
+engine itself was built with: TensorRT then chooses the same kernels, and need not time and compile them again. Without one they are built
+at a low builder optimization level.
 
 A plugin is also run alone: in an engine of one node, of the same types, which is fed with the reference's values.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import shutil
 import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +49,9 @@ OUTPUT = "output of the engine"
 SAME = "output of a second engine, in which TensorRT fused the same around it"
 OTHER = "output of a second engine, in which TensorRT fused otherwise around it"
 SHARE = 0.5  # of the device memory that is free: for what is tapped. An engine needs some to compute in, too.
+QUICK = 1  # builder optimization level of second engines where no timing cache is known: kernels are chosen by few trials
+
+Progress = Callable[[str], None]
 
 
 class Running(Protocol):
@@ -66,6 +77,14 @@ def source_of(manifest: Manifest | None, engine: Path, candidates: Iterable[Path
         if place.suffix != ".engine" and place.is_file() and model_digest(place) == manifest.model_sha256:
             return place
     return None
+
+
+def cache_of(manifest: Manifest | None, engine: Path) -> Path | None:
+    """The timing cache that an engine was built with; None where none is known, or it is gone."""
+    if manifest is None or manifest.timing_cache is None:
+        return None
+    place = engine.parent / manifest.timing_cache
+    return place if place.is_file() else None
 
 
 def between_layers(model: onnx.ModelProto, layers: Sequence[Layer]) -> list[str]:
@@ -119,9 +138,23 @@ def batches(names: Sequence[str], kinds: Mapping[str, Kind], room: float) -> lis
     return found
 
 
+@dataclass(frozen=True)
+class _Tapped:
+    """What second engines gave. taps: where the figures of a tensor come from, in words; files: where its values are."""
+
+    taps: Mapping[str, str]
+    files: Mapping[str, Path]
+    notes: Sequence[str]
+    how: Sequence[str]
+
+
+class _Stopped(Exception):
+    """Nobody waits for the second engine any more."""
+
+
 class EngineSubject:
-    """An engine on one set of inputs, as `layers.Subject`. notes: what could not be looked into. free: bytes of device memory that may be
-    used, of which tensors that are tapped take a share.
+    """An engine on one set of inputs, as `layers.Subject`. notes: what could not be looked into. how: how it was looked into. free: bytes
+    of device memory that may be used, of which tensors that are tapped take a share. cache: the timing cache of the engine.
     """
 
     def __init__(
@@ -138,27 +171,55 @@ class EngineSubject:
         folder: Path,
         build: Build,
         free: int,
+        cache: Path | None = None,
+        progress: Progress = lambda text: None,
     ) -> None:
         self.name, self.role, self.limits, self.pieces = name, role, limits, pieces
-        self.notes: list[str] = []
-        self._engine, self._feeds, self._folder, self._build = engine, feeds, folder, build
+        self._engine, self._feeds, self._folder, self._build, self._progress = engine, feeds, folder, build, progress
+        self._cache = cache
         self._alone: dict[bytes, Running | None] = {}
-        self._taps: dict[str, str] = {}
-        self._files: dict[str, Path] = {}
+        self._alone_seconds = 0.0
+        self._notes: list[str] = []
         self._layers: dict[str, str] = {}
         self._plugins = frozenset(manifest.plugins.ops) if manifest is not None and manifest.plugins is not None else frozenset()
-        known = runtime.kinds(pieces.path, feeds, list(pieces.producers))
-        self._types = known
-        outputs = {spec.name: known[spec.name] for spec in engine.output_specs if spec.name in known}
+        self._types = runtime.kinds(pieces.path, feeds, list(pieces.producers))
+        outputs = {spec.name: self._types[spec.name] for spec in engine.output_specs if spec.name in self._types}
+        self._output_kinds, self._outputs = outputs, frozenset(outputs)
+        self._stop = threading.Event()
+        self._doing = "second engine"
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "onnxfuse-taps")
+        self._opened: concurrent.futures.Future[_Tapped] | None = None
         if source is None:
-            self.notes.append(f"{name}: the model that it was built from is not here, so only its outputs are compared; put it beside it")
+            self._notes.append(f"{name}: the model that it was built from is not here, so only its outputs are compared; put it beside it")
         elif manifest is not None:
             self._open(source, manifest, free * SHARE)
-        self.kinds: Mapping[str, Kind] = {**{n: known[n] for n in self._taps}, **outputs}
-        self._outputs = frozenset(outputs)
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        return {**{name: self._types[name] for name in self._tapped.taps}, **self._output_kinds}
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self._notes, *self._tapped.notes]
+
+    @property
+    def how(self) -> list[str]:
+        count = sum(engine is not None for engine in self._alone.values())
+        alone = f"{self.name}: {count} engines of one plugin, built and run in {self._alone_seconds:.0f} s, say what each computes alone"
+        return [*self._tapped.how, *([alone] if count else [])]
+
+    @cached_property
+    def _tapped(self) -> _Tapped:
+        """Waits for the second engines."""
+        if self._opened is None:
+            return _Tapped({}, {}, (), ())
+        start = time.monotonic()
+        while not concurrent.futures.wait([self._opened], 0.5).done:
+            self._progress(f"{self.name}: {self._doing}, waiting for {time.monotonic() - start:.0f} s")
+        return self._opened.result()
 
     def _open(self, source: Path, manifest: Manifest, room: float) -> None:
-        """Has the tensors between layers computed, some of no more than `room` bytes at a time."""
+        """Begins to have the tensors between layers computed, some of no more than `room` bytes at a time."""
         prepared = onnx.ModelProto.FromString(prepare.for_parser(source, self._plugins))
         makers = {name: node.name for node in prepared.graph.node for name in node.output}
         computing: dict[str, list[str]] = {}
@@ -168,7 +229,7 @@ class EngineSubject:
         self._layers = {name: ", ".join(computing[node]) for name, node in makers.items() if node in computing}
         names = [n for n in between_layers(prepared, manifest.layers) if n in self._types and self._types[n].is_float]
         if not names:
-            self.notes.append(f"{self.name}: TensorRT made one piece of it, so only its outputs are compared")
+            self._notes.append(f"{self.name}: TensorRT made one piece of it, so only its outputs are compared")
             return
         needed = sum(4 * math.prod(self._types[name].shape) for name in names) / 2**30
         there = shutil.disk_usage(self._folder).free / 2**30
@@ -176,19 +237,52 @@ class EngineSubject:
             lack = (
                 f"{len(names)} tensors are {needed:.1f} GiB, and the folder for temporary files has {there:.1f}; set TMPDIR to a larger one"
             )
-            self.notes.append(f"{self.name}: could not be looked into: {lack}")
+            self._notes.append(f"{self.name}: could not be looked into: {lack}")
             return
         around = {name: {makers[name]} for name in names}
         for reader in prepared.graph.node:
             for name in around.keys() & set(reader.input):
                 around[name].add(reader.name)
-        for batch in batches(names, self._types, room):
-            which = "" if len(batch) == len(names) else f"{len(batch)} of {len(names)} tensors "
-            self._tapped(source, manifest, batch, around, which)
+        self._opened = self._pool.submit(self._tap_all, source, manifest, batches(names, self._types, room), around)
 
-    def _tapped(self, source: Path, manifest: Manifest, names: Sequence[str], around: Mapping[str, Collection[str]], which: str) -> None:
-        """Has `names` computed by an engine of their own. around: the nodes that make and read each. which: what they are, in words."""
+    def _tap_all(self, source: Path, manifest: Manifest, parts: Sequence[Sequence[str]], around: Mapping[str, Collection[str]]) -> _Tapped:
+        """Has the tensors of each part computed by an engine of its own. around: the nodes that make and read each."""
+        taps: dict[str, str] = {}
+        files: dict[str, Path] = {}
+        notes: list[str] = []
+        count = sum(map(len, parts))
+        start = time.monotonic()
+        for place, names in enumerate(parts, 1):
+            which = "" if len(parts) == 1 else f"{len(names)} of {count} tensors "
+            self._doing = "second engine" if len(parts) == 1 else f"second engine {place} of {len(parts)}"
+            try:
+                values, layers = self._computed(source, manifest, names)
+            except OnnxfuseError as error:
+                notes.append(f"{self.name}: {which}could not be looked into: {error}")
+                continue
+            alike = fused_alike(manifest.layers, layers)
+            there = engine_process.names(values)
+            for name in names:
+                if name in there:
+                    taps[name] = SAME if all(map(alike, around[name])) else OTHER
+                    files[name] = values
+        return _Tapped(taps, files, notes, self._told(len(taps), len(parts) - len(notes), time.monotonic() - start))
+
+    def _told(self, tensors: int, engines: int, seconds: float) -> list[str]:
+        if not engines:
+            return []
+        kernels = "the timing cache that it was built with"
+        if self._cache is None:
+            kernels = f"builder optimization level {QUICK}, so with other kernels, as it has no timing cache (build-engine --timing-cache)"
+        which = "a second engine" if engines == 1 else f"{engines} further engines"
+        return [f"{self.name}: {tensors} tensors inside are outputs of {which}, built with {kernels}, and run, in {seconds:.0f} s"]
+
+    def _computed(self, source: Path, manifest: Manifest, names: Sequence[str]) -> tuple[Path, Sequence[Layer]]:
+        """The file with the values of `names`, and the layers of the engine that computed them."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            cache = Path(folder).with_suffix(".cache")  # a copy: what this engine adds to it is no concern of the user's
+            if self._cache is not None:
+                shutil.copyfile(self._cache, cache)
             order = engine_process.Order(
                 model=str(source.resolve()),
                 engine=str(Path(folder) / "tapped.engine"),
@@ -198,26 +292,52 @@ class EngineSubject:
                     for t in manifest.inputs
                     if t.min and t.opt and t.max
                 ],
-                cache=str(self._folder / "timing.cache"),
+                cache=str(cache) if self._cache is not None else None,
                 plugins=bool(self._plugins),
                 taps=names,
+                level=None if self._cache is not None else QUICK,
             )
             try:
-                engine_process.run(order, [self._feeds])
-            except OnnxfuseError as error:
-                self.notes.append(f"{self.name}: {which}could not be looked into: {error}")
-                return
+                engine_process.run(order, [self._feeds], watch=self._watch)
+            except engine_process.Failed as failed:
+                if self._cache is None or failed.built:
+                    raise
+                self._cache = None  # it may be of another GPU by now
+                return self._computed(source, manifest, names)
             second = manifests.load(Path(order.engine))
-        values = order.outputs(0, 0)
-        there = engine_process.names(values)
-        alike = fused_alike(manifest.layers, second.layers if second is not None else ())
-        for name in names:
-            if name in there:
-                self._taps[name] = SAME if all(map(alike, around[name])) else OTHER
-                self._files[name] = values
+        return order.outputs(0, 0), second.layers if second is not None else ()
+
+    def _watch(self, step: str) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
+    def build_ahead(self) -> None:
+        """Builds the engines of one plugin, while second engines are built in the background."""
+        for node in self.pieces.producers.values():
+            if node.domain != DOMAIN or node.op not in self._plugins:
+                continue
+            feeds = {f"i{k}": sized for k, tensor in enumerate(node.inputs) if tensor.name and (sized := self._sized(tensor)) is not None}
+            if len(feeds) == sum(bool(tensor.name) for tensor in node.inputs):
+                self._progress(f"{self.name}: {label(node)} alone")
+                self._engine_of(node, feeds)
+
+    def _sized(self, tensor: gs.Tensor) -> np.ndarray | None:
+        """An array of the type and shape that a tensor has, of whatever values; None where they are not known."""
+        import ml_dtypes
+
+        if isinstance(tensor, gs.Constant):
+            return np.asarray(tensor.values)
+        if tensor.name in self._feeds:
+            return np.asarray(self._feeds[tensor.name])
+        kind = self._types.get(tensor.name)
+        if kind is None or kind.dtype == "string":
+            return None
+        return np.broadcast_to(np.zeros((), getattr(ml_dtypes, kind.dtype, kind.dtype)), kind.shape)
 
     def close(self) -> None:
-        """Gives back the engines that were built to look at plugins."""
+        """Gives back the engines that were built to look at plugins, and ends what still builds others."""
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
         for engine in self._alone.values():
             if engine is not None:
                 engine.close()
@@ -228,13 +348,14 @@ class EngineSubject:
             fed = cast_feeds(self._engine.inputs, dict(self._feeds))
             found.update((name, value) for name, value in self._engine.run(fed).items() if name in names)
         inside = [name for name in names if name not in self._outputs]
-        for path in dict.fromkeys(self._files[name] for name in inside if name in self._files):
+        files = self._tapped.files
+        for path in dict.fromkeys(files[name] for name in inside if name in files):
             values = engine_process.read(path, inside)
             found.update((name, _cast(value, self._types[name])) for name, value in values.items())
         return found
 
     def tap(self, name: str) -> str:
-        return OUTPUT if name in self._outputs else self._taps.get(name, OTHER)
+        return OUTPUT if name in self._outputs else self._tapped.taps.get(name, OTHER)
 
     def layer(self, name: str) -> str:
         return self._layers.get(name, "")
@@ -275,20 +396,28 @@ class EngineSubject:
             value = tensor.values if isinstance(tensor, gs.Constant) else values.get(name, self._feeds.get(name))
             kind = self._types.get(tensor.name)
             feeds[f"i{place}"] = np.ascontiguousarray(_cast(np.asarray(value), kind))
-        key, model = self.pieces.one(node, feeds)
+        engine = self._engine_of(node, feeds)
+        if engine is None:
+            return {}
+        start = time.monotonic()
+        made = engine.run(cast_feeds(engine.inputs, feeds))
+        self._alone_seconds += time.monotonic() - start
+        return {tensor.name: made[f"{OWN}{place}"] for place, tensor in enumerate(node.outputs) if f"{OWN}{place}" in made}
+
+    def _engine_of(self, node: gs.Node, feeds: Feeds) -> Running | None:
+        """An engine of a node that takes what is like `feeds`; None where TensorRT cannot build it."""
+        key, model = self.pieces.one(node, feeds, self._types)
         if key not in self._alone:
+            start = time.monotonic()
             path = self._folder / f"alone-{len(self._alone)}.onnx"
             path.write_bytes(model.SerializeToString())
             try:
                 self._alone[key] = self._build(path, plugin_ops=self._plugins & {node.op})
             except OnnxfuseError as error:
-                self.notes.append(f"{self.name}: {label(node)} cannot be run alone ({error})")
+                self._notes.append(f"{self.name}: {label(node)} cannot be run alone ({error})")
                 self._alone[key] = None
-        engine = self._alone[key]
-        if engine is None:
-            return {}
-        made = engine.run(cast_feeds(engine.inputs, feeds))
-        return {tensor.name: made[f"{OWN}{place}"] for place, tensor in enumerate(node.outputs) if f"{OWN}{place}" in made}
+            self._alone_seconds += time.monotonic() - start
+        return self._alone[key]
 
 
 def _cast(value: np.ndarray, kind: Kind | None) -> np.ndarray:

@@ -26,7 +26,7 @@ NAMES = {
     "Builder": ["create_network", "create_builder_config", "create_optimization_profile", "build_serialized_network"],
     "IBuilderConfig": [
         "profiling_verbosity", "add_optimization_profile", "create_timing_cache", "set_timing_cache", "plugins_to_serialize",
-        "progress_monitor", "hardware_compatibility_level", "set_flag",
+        "progress_monitor", "hardware_compatibility_level", "set_flag", "builder_optimization_level",
     ],
     "HardwareCompatibilityLevel": ["AMPERE_PLUS"],
     "ProfilingVerbosity": ["DETAILED"],

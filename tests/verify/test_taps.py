@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import io
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from onnxfuse.engine import run as engine_run
 from onnxfuse.engine.manifest import Layer, model_digest, path_of
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.graph.model import DOMAIN
-from onnxfuse.report import read
+from onnxfuse.report import html, read
 from onnxfuse.verify import budget, check, engine_process, layers, pieces, reference, taps
 from onnxfuse.verify.reference import Runtime
 from tests.engine.test_manifest import example
@@ -168,12 +170,16 @@ class Process:
         self.table: Callable[[Path, frozenset[str], Sequence[str]], list[Layer]] = lambda model, ops, taps: each_node_a_layer(model, ops)
         self.ends: dict[int, tuple[int | None, str]] = {}
         self._started = 0
+        self._turn = threading.Lock()
         patch.setattr(child, "run", self._run)
         patch.setattr(build, "build", self._build)
         patch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path, trust=False: self._load(path)))
 
-    def _run(self, arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
-        module, request = arguments
+    def _run(self, arguments: Sequence[str], timeout: float, watch: Callable[[str], None]) -> tuple[int | None, str]:
+        with self._turn:  # stdout is one for all threads
+            return self._ended(*arguments)
+
+    def _ended(self, module: str, request: str) -> tuple[int | None, str]:
         assert module == "onnxfuse.verify.engine_process"
         self._started += 1
         if self._started - 1 in self.ends:
@@ -203,7 +209,9 @@ def subject(
 ) -> Callable[..., tuple[layers.Inside, taps.EngineSubject, list[Path]]]:
     """An engine of the encoder looked into, and the models of nodes that were built to run alone. `process`: the one of the taps."""
 
-    def looked(process: Process | None = None, wrong: str = "", table: list[Layer] | None = None, free: int = 1 << 30) -> Any:
+    def looked(
+        process: Process | None = None, wrong: str = "", table: list[Layer] | None = None, free: int = 1 << 30, cache: Path | None = None
+    ) -> Any:
         original, fused = plants.fused(plants.encoder(1), tmp_path)
         feeds = plants.encoder_feeds()
         built: list[Path] = []
@@ -223,7 +231,7 @@ def subject(
         )
         engine = taps.EngineSubject(
             "fused.engine", "fused", check.tolerance("tf32"), Stand(fused, (), wrong), made, fused,
-            pieces.prepare(fused, feeds, runtime, parts), feeds, runtime, parts, alone, free,
+            pieces.prepare(fused, feeds, runtime, parts), feeds, runtime, parts, alone, free, cache,
         )  # fmt: skip
         return layers.look(base, [engine], feeds, runtime, truth=False), engine, built
 
@@ -254,6 +262,8 @@ def test_tensors_between_layers_are_taken_from_a_second_engine(subject: Any, mon
     model = onnx.load(str(alone[0]))
     assert [node.domain for node in model.graph.node] == [DOMAIN]
     assert not model.graph.initializer
+    # TensorRT's parser takes no output without a type.
+    assert all(value.type.tensor_type.elem_type == TensorProto.FLOAT for path in alone for value in onnx.load(str(path)).graph.output)
 
 
 def test_where_tapping_changed_what_is_fused_is_said(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +299,63 @@ def test_a_device_with_little_room_has_several_engines(subject: Any, monkeypatch
     every = len(tapped) + int(engine.notes[0].split(": ")[1].split(" of ")[0])
     assert f"of {every} tensors could not be looked into: TensorRT ended with SIGABRT while building an engine" in engine.notes[0]
     assert budget.verdict(found, engine)["wrong"] is None
+
+
+def test_a_second_engine_has_the_timing_cache_of_the_first(subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of it: TensorRT adds to it what it has timed anew."""
+    cache = tmp_path / "timing.cache"
+    cache.write_bytes(b"timed")
+    process = Process(monkeypatch)
+    build_one, given = process._build, []
+
+    def build_and_write(model: Path, out: Path, *, timing_cache: Path, **more: Any) -> None:
+        given.append(timing_cache.read_bytes())
+        timing_cache.write_bytes(b"more")
+        build_one(model, out, **more)
+
+    monkeypatch.setattr(build, "build", build_and_write)
+    _, engine, _ = subject(process, cache=cache)
+    assert given == [b"timed"]
+    assert cache.read_bytes() == b"timed"
+    (asked,) = process.asked
+    assert asked["level"] is None
+    assert engine.notes == []
+    assert "built with the timing cache that it was built with" in engine.how[0]
+
+
+def test_without_its_timing_cache_it_is_built_quickly_and_that_is_said(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    _, engine, _ = subject(process)
+    (asked,) = process.asked
+    assert (asked["level"], asked["timing_cache"]) == (taps.QUICK, None)
+    assert f"builder optimization level {taps.QUICK}, so with other kernels" in engine.how[0]
+
+
+def test_a_timing_cache_that_does_not_fit_is_left_out(subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "timing.cache"
+    cache.write_bytes(b"of another GPU")
+    process = Process(monkeypatch)
+    process.ends[0] = (2, "error: the timing cache cannot be used here: it belongs to another GPU\n")
+    found, engine, _ = subject(process, cache=cache)
+    (asked,) = process.asked
+    assert (asked["level"], asked["timing_cache"]) == (taps.QUICK, None)
+    assert engine.notes == []
+    assert len(found.rows) > 1
+    assert f"builder optimization level {taps.QUICK}" in engine.how[0]
+
+
+def test_the_timing_cache_is_where_the_engine_says(tmp_path: Path) -> None:
+    (tmp_path / "caches").mkdir()
+    (tmp_path / "caches" / "t.cache").write_bytes(b"timed")
+    made = dataclasses.replace(example(), timing_cache="../caches/t.cache")
+    assert taps.cache_of(made, tmp_path / "engines" / "m.engine") is None  # no such folder
+    (tmp_path / "engines").mkdir()
+    found = taps.cache_of(made, tmp_path / "engines" / "m.engine")
+    assert found is not None
+    assert found.read_bytes() == b"timed"
+    assert taps.cache_of(dataclasses.replace(made, timing_cache="../caches/gone"), tmp_path / "engines" / "m.engine") is None
+    assert taps.cache_of(example(), tmp_path / "engines" / "m.engine") is None
+    assert taps.cache_of(None, tmp_path / "engines" / "m.engine") is None
 
 
 def test_batches_keep_the_order_and_never_split_a_tensor() -> None:
@@ -333,7 +400,9 @@ def test_a_process_that_aborts_costs_nothing_else(subject: Any, monkeypatch: pyt
     """A real one."""
     start = child.run
     process = Process(monkeypatch)
-    monkeypatch.setattr(child, "run", lambda arguments, timeout: start(["tests.verify.aborting_process", arguments[1]], timeout))
+    monkeypatch.setattr(
+        child, "run", lambda arguments, timeout, watch=None: start(["tests.verify.aborting_process", arguments[1]], timeout)
+    )
     found, engine, _ = subject(process)
     assert {row.name for row in found.rows} == {"y"}
     line = "could not be looked into: TensorRT ended with SIGABRT while building an engine (corrupted double-linked list)"
@@ -387,6 +456,7 @@ class Command:
             stand.manifest = made_of(fused, each_node_a_layer(fused, ops), ops, "fp16")  # type: ignore[attr-defined]
             stands[tmp_path / name] = stand
             (tmp_path / name).write_bytes(b"")
+            path_of(tmp_path / name).write_text(stand.manifest.to_json())  # type: ignore[attr-defined]
 
         def load(path: Path) -> Any:
             return contextlib.nullcontext(stands[path]) if path in stands else self.process._load(path)
@@ -397,7 +467,13 @@ class Command:
         patch.setattr(compare, "_latency", lambda *about: None)
         patch.setattr(compare, "_by_layer", lambda *about: {})
         patch.setattr(trt, "free_memory", lambda: 1 << 30)
-        patch.setattr(build, "in_memory", lambda model, *, plugin_ops: Stand(model, (), "BiasGelu" if plugin_ops else ""))
+        self.alone: list[Path] = []
+
+        def in_memory(model: Path, *, plugin_ops: frozenset[str]) -> Stand:
+            self.alone.append(model)
+            return Stand(model, (), "BiasGelu" if plugin_ops else "")
+
+        patch.setattr(build, "in_memory", in_memory)
         self.wanted = compare.Wanted(original, tuple(stands), tmp_path / "data.npz", 0, 1, {}, None, None, 2, layers=True)
 
 
@@ -426,9 +502,77 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
     assert found["wrong"]["tensor"] == "l0_gelu_mul_half_out"
     assert report["error_budget"]["verdicts"]["y"]["kind"] == "wrong"
     assert "times as much as automatic.engine in the same float16" in report["error_budget"]["summary"]
+    # The plain figures, the fusion and what is alone are the fused engine's.
+    gelu = next(row for row in report["tensors"] if row["name"] == "l0_gelu_mul_half_out")
+    assert (gelu["subject"], gelu["fusion"]) == ("fused.engine", "bias_gelu")
+    assert gelu["alone"]["agrees"] is False
+    assert "automatic" in gelu
     row = next(row for row in report["tensors"] if row["name"] == "y")
     assert row["onnxruntime_float32"]["relative_rms"] < row["automatic"]["relative_rms"] < row["fused"]["relative_rms"]
-    assert [asked["use_plugins"] for asked in command.process.asked] == [False, True]
+    assert sorted(asked["use_plugins"] for asked in command.process.asked) == [False, True]
+
+
+def test_a_report_of_engines_knows_the_model_that_they_were_built_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command(tmp_path, monkeypatch)
+    report = compare._complete(compare.run(command.wanted), command.wanted)
+    assert {"before", "after"} <= report["graph"].keys()
+    assert {site["fusion"] for site in report["sites"]} == {"qkv_pack", "skip_layernorm", "bias_gelu"}
+    assert {kernel["op"] for kernel in report["kernels"]} == PLUGINS
+    page = html.page(report)
+    assert "wrong by itself" in page
+    said = {axis["name"]: axis["answer"] for axis in report["axes"]}
+    assert "2 plugins" in said["maintenance"]
+    assert "keep their name" in said["debugging"]
+    assert "as the file says: 4" in said["generality"]
+    # Only what was asked for is looked at when the model is gone.
+    (tmp_path / "model.fused.onnx").unlink()
+    assert compare._rewritten(command.wanted.model, command.wanted.others) == []
+
+
+def test_second_engines_of_all_are_built_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other to begin, and both for plugins alone to be built."""
+    command = Command(tmp_path, monkeypatch)
+    begun = threading.Barrier(3)
+    run_one, build_alone = child.run, build.in_memory
+
+    def run(arguments: Sequence[str], timeout: float, watch: Callable[[str], None]) -> Any:
+        begun.wait(60)
+        return run_one(arguments, timeout, watch)
+
+    def in_memory(model: Path, *, plugin_ops: frozenset[str]) -> Stand:
+        if not command.alone:
+            begun.wait(60)
+        return build_alone(model, plugin_ops=plugin_ops)  # type: ignore[return-value]
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(build, "in_memory", in_memory)
+    report = compare.run(command.wanted)
+    assert not [note for note in report["inside"]["notes"] if "could not be looked into" in note]
+    assert len(command.process.asked) == 2
+    # What was built ahead is what was asked for: one engine for both norms, one for the GELU.
+    assert len(command.alone) == 2
+
+
+def test_a_fault_elsewhere_ends_the_building_of_second_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command(tmp_path, monkeypatch)
+    ended: list[str] = []
+
+    def run(arguments: Sequence[str], timeout: float, watch: Callable[[str], None]) -> Any:
+        try:
+            while True:
+                watch("building")
+                time.sleep(0.01)
+        finally:
+            ended.append(arguments[1])
+
+    def interrupted(model: Path, *, plugin_ops: frozenset[str]) -> Stand:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(build, "in_memory", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(command.wanted)
+    assert len(ended) == 2
 
 
 def test_a_plugin_that_reads_a_cast_of_an_input_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
