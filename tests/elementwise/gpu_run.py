@@ -76,6 +76,7 @@ class Cuda:
         array = np.ascontiguousarray(array)
         if array.nbytes:
             self("cuMemcpyHtoD_v2", memory, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
+            self("cuCtxSynchronize")  # what runs on the stream does not wait for copies from the host
 
     def get(self, memory, shape, kind):
         array = np.empty(shape, kind)
@@ -88,6 +89,7 @@ class Cuda:
 
     def fill(self, memory, byte, size):
         self("cuMemsetD8_v2", memory, ctypes.c_ubyte(byte), ctypes.c_size_t(size))
+        self("cuCtxSynchronize")
 
     def wait(self):
         self("cuStreamSynchronize", self.stream)

@@ -47,6 +47,7 @@ int cuDeviceGet(int* device, int) { *device = 0; return 0; }
 int cuCtxGetDevice(int* device) { *device = 0; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int) { *context = reinterpret_cast<void*>(1); return 0; }
 int cuCtxSetCurrent(void*) { return 0; }
+int cuCtxSynchronize() { return 0; }
 int cuDeviceGetName(char* name, int size, int) { std::snprintf(name, size, "NVIDIA Stand-in"); return 0; }
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cuDeviceGetAttribute(int* value, int which, int) { *value = which == 16 ? 2 : which == 38 ? 4096 : 0; return 0; }
