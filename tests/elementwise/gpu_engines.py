@@ -29,9 +29,10 @@ class Log(trt.ILogger):
     def __init__(self):
         trt.ILogger.__init__(self)
         self.errors = []
+        trt.init_libnvinfer_plugins(self, "")
 
     def log(self, severity, text):
-        if severity <= trt.ILogger.ERROR:
+        if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
             self.errors.append(text[:300])
 
 
