@@ -77,7 +77,7 @@ def inspect(
     for library in built:
         rows = [_row(occupancy.figures(use)) for use in library.kernels if use.registers]
         _print_table(f"sm_{library.sm}, {library.compiler}{_cards(library.sm)}", columns, rows)
-    typer.echo("spills, stack, shared, code: bytes. warps: that a multiprocessor holds at once, of those that it could. limit: what runs out")
+    typer.echo("spills, stack, shared, code: bytes; warps: that a multiprocessor holds at once, of those it could; limit: what runs out")
     for line in warnings:
         typer.echo(f"warning: {line}")
 
