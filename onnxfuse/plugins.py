@@ -49,6 +49,8 @@ OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
+    Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
+    Op("GRUSequence", "one to four layers of GRU, likewise", None),
     Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
@@ -215,8 +217,10 @@ def compiled() -> tuple[Library, ...]:
 
 
 def folder(op: str) -> Path | None:
-    """Where the sources of the plugin `op` are; None where there is none of that name."""
-    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+    """Where the sources of the plugin `op` are: a folder of its name, or one that it shares. None where there is none."""
+    own = (root / op for root in _roots() if (root / op).is_dir())
+    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for root in _roots() for path in sorted(root.glob("*/plugin.cpp")))
+    return next(own, None) or next((path.parent for path, text in texts if f'kName = "{op}"' in text), None)
 
 
 def cached(sm: int, *, and_newer: bool = False) -> Library | None:

@@ -17,7 +17,7 @@ import onnx
 from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import tensors, weights
+from onnxfuse.graph import recurrence, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
@@ -30,10 +30,14 @@ VERSION = "1"
 
 # TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
 # follow is there: attribute -> place.
-OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
-COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
+OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}, **recurrence.OPTIONAL_INPUTS}
+COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "LSTMSequence", "GRUSequence"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
-CREATORS = {"BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}), "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"})}
+CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
+    "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
+    "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    **recurrence.CREATORS,
+}
 # Its plugins' kernels are generated: each node carries its own.
 GENERATED = "Elementwise"
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
@@ -103,7 +107,7 @@ def creator(op_type: str) -> str:
     return _creation(op_type)[0]
 
 
-def _creation(op_type: str) -> tuple[str, dict[str, str]]:
+def _creation(op_type: str) -> tuple[str, dict[str, int | str]]:
     """Creator, and the attributes that say which of its kinds an op type is."""
     if op_type.startswith(f"{GENERATED}_"):  # an operator for each expression
         return GENERATED, {}

@@ -10,8 +10,10 @@ from onnxfuse.fusions import (
     elementwise,
     gelu,
     groupnorm,
+    gru,
     layernorm,
     linear_bias,
+    lstm,
     qkv_pack,
     rmsnorm,
     silu,
@@ -33,6 +35,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    lstm.FUSION,
+    gru.FUSION,
     elementwise.FUSION,  # over what all others left
 )
 # Those of extensions come behind the built-in ones of their kind.

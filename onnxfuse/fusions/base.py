@@ -7,7 +7,7 @@ of the model in place, one fusion at a time, in the order of the registry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -97,6 +97,8 @@ class Fusion:
     free: bool = False
     # Tried in this order, the larger first.
     patterns: tuple[Pattern, ...]
+    # The operator without which an attempt is no near miss, where others of the pattern stand everywhere.
+    anchor: str = ""
     # Names in the pattern of inner tensors that `rewrite` can still compute when others read them.
     keeps: tuple[str, ...] = ()
 
@@ -111,6 +113,10 @@ class Fusion:
     def variant(self, match: Match) -> str | None:
         """The kind within the fusion (erf, tanh or quick for a GELU)."""
         return None
+
+    def kept(self, match: Match) -> list[gs.Tensor]:
+        """Inner tensors, and further outputs of the root, that `rewrite` still computes: they may have other readers."""
+        return [match.tensors[name] for name in self.keeps if name in match.tensors]
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         """Makes the nodes that replace the site, with its output tensors, through `new`; returns the one that stands for the site."""
@@ -199,6 +205,8 @@ def _attempt(
     near = matcher.miss
     if near is None or (not far and (len(near.nodes) < 2 or 2 * len(near.nodes) <= least_nodes(pattern))):
         return None  # too far from it to be worth a word
+    if not far and fusion.anchor and all(node.op != fusion.anchor for node in near.nodes):
+        return None
     reason = str(Refusal(near.reason, near.value))
     miss = Miss(fusion.name, label(root), tuple(label(n) for n in near.nodes), label(near.at) if near.at else None, reason)
     return miss, frozenset(id(node) for node in near.nodes)
@@ -211,7 +219,7 @@ def _stays_inside(match: Match, pattern: Pattern, index: Index) -> Refusal | Non
         value = match.get(name)
         if value is not None and value.inputs and id(value.inputs[0]) in inside:
             return Refusal(f"'{name}' is computed within the site", value.name)
-    kept = {id(match.tensors[name]) for name in match.fusion.keeps if name in match.tensors}
+    kept = {id(value) for value in match.fusion.kept(match)}
     for node in match.nodes:
         if index.owner.get(id(node)) is not match.graph:
             return Refusal("lies partly outside the body it would be fused in", label(node))
@@ -266,6 +274,12 @@ class Builder:
             self._reshaped[key] = self.constant(value.name, values.reshape(shape))
         return self._reshaped[key]
 
+    def computed(self, key: tuple[Any, ...], stem: str, compute: Callable[[], np.ndarray]) -> gs.Constant:
+        """A constant that is computed once for all that ask with the same key."""
+        if key not in self._constants:
+            self._constants[key] = self.constant(stem, compute())
+        return self._constants[key]
+
     def filled(self, stem: str, value: float, shape: tuple[int, ...], dtype: np.dtype) -> gs.Constant:
         """A constant of one value everywhere, shared by all that ask for the same one."""
         key = (value, shape, str(dtype))
@@ -284,7 +298,7 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
     for match in matches:
         builder.made = []
         # What others read of a site now comes from a node that stands later than its first reader may.
-        if any(name in match.tensors and match.escapes(match[name]) for name in fusion.keeps):
+        if any(match.escapes(value) for value in fusion.kept(match)):
             unsorted.add(id(match.graph))
         source = origin.joined(fusion.name, match.output.name, match.nodes)  # before rewriting takes the output off its node
         stand.append(fusion.rewrite(match, builder))

@@ -12,8 +12,6 @@ using nvinfer1::DataType;
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-constexpr char kName[] = "Elementwise";
-
 // Bytes from base64 without line breaks: a plugin's fields are texts.
 std::string decoded(std::string const& text)
 {
@@ -84,7 +82,7 @@ class Elementwise final : public nvinfer1::IPluginV3,
                           public nvinfer1::IPluginV3OneRuntime
 {
 public:
-    static constexpr char const* kName = onnxfuse::kName;
+    static constexpr char const* kName = "Elementwise";
 
     // layout: what the launcher knows of the expression (layout.h). code: machine code, base64.
     static std::vector<PluginField> const& fields()
