@@ -39,7 +39,7 @@ extern "C" int run_{name}(char const* layout, int64_t const* shapes, void const*
 """
 _CALL = """if (launch.kernel == "{kernel}")
         {{
-            emulator::run(dim3(launch.grid), dim3(launch.block_x, launch.block_y), [&] {{ {kernel}(args); }});
+            emulator::run({{dim3(launch.grid), dim3(launch.block_x, launch.block_y)}}, [&] {{ {kernel}(args); }});
             return;
         }}"""
 

@@ -62,7 +62,7 @@ def _driver(expressions: Sequence[Expression]) -> str:
             sizes.append(f'    if (kernel == "{kernel}") return sizeof({args});')
             plays.append(f'    if (kernel == "{kernel}")\n    {{')
             plays.append(f"        auto const args = argument<{args}>(bytes);")
-            plays.append(f"        return emulator::run(grid, block, [&] {{ {kernel}(args); }});\n    }}")
+            plays.append(f"        return emulator::run({{grid, block}}, [&] {{ {kernel}(args); }});\n    }}")
     return "\n".join(
         [
             f'#include "{HERE / "stand_in.h"}"',
