@@ -364,3 +364,43 @@ def test_element_wise_chains_are_decided_on_by_their_form() -> None:
     assert [[place.site.output for place in group.places] for group in found] == [["a", "c"], ["b"], ["d", "e"]]
     assert [group.variant for group in found] == ["Mul-Add", "Add-Clip-Mul-Div", None]
     assert found[0].name == "elementwise Mul-Add 8192x80"
+
+
+def chains(counts: dict[str, int], shapes: int) -> list[Place]:
+    """So many sites of each form, in turn at so many shapes."""
+    return [
+        Place(
+            Site(
+                "elementwise",
+                form,
+                f"{form}-{number}",
+                (f"{form}-{number}",),
+                f"1x{1 << number % shapes}x80x{8 << number % shapes}",
+                "float16",
+            )
+        )
+        for form, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def test_chains_of_many_shapes_are_one_group_a_form() -> None:
+    found = grouped([*chains({"Mul-Add": 12, "Mul-Add-Silu": 6}, shapes=6), *places("skip_layernorm", 2)])
+    assert [(group.name, len(group.places)) for group in found] == [
+        ("elementwise Mul-Add", 12),
+        ("elementwise Mul-Add-Silu", 6),
+        ("skip_layernorm 128x768", 2),
+    ]
+
+
+def test_chains_of_many_forms_are_few_groups() -> None:
+    """Those of most sites alone, all others together; every site is in one group."""
+    counts = {f"form{number}": 1 + (number < 5) + (number < 3) for number in range(40)}
+    given = chains(counts, shapes=1)
+    found = grouped(given)
+    assert len(found) == 6
+    assert found[-1].name == "elementwise of 35 forms"
+    assert found[-1].variant is None
+    assert sorted(place.site.output for group in found for place in group.places) == sorted(place.site.output for place in given)
+    assert len(grouped(chains({f"form{number}": 3 for number in range(40)}, shapes=1))) == 1
+    assert len(grouped(chains({f"form{number}": 40 - number for number in range(40)}, shapes=1))) == 8
