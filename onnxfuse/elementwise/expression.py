@@ -139,7 +139,12 @@ class Expression:
         return tuple(found)
 
     def retyped(self, half: str) -> Expression:
-        """float32 everywhere become `half`; constants beyond its range are set to its end, as the conversion of weights does."""
+        """float32 everywhere become `half`; constants beyond its range are set to its end, as the conversion of weights does.
+
+        The expression itself where it neither reads nor makes float32: arithmetic between whole numbers, such as indices, needs its digits.
+        """
+        if "float32" not in {*(given.dtype for given in self.inputs), *(self.types[value] for value in self.outputs)}:
+            return self
 
         def narrow(name: str) -> str:
             return half if name == "float32" else name

@@ -162,3 +162,18 @@ def test_retyped_constants_stay_within_the_range() -> None:
     assert of.retyped("bfloat16").steps[0].get("value") == pytest.approx(-1e9, rel=1e-2)
     infinite = checked(Expression(1, (Input("float32", "1"),), (constant("float32", float("inf")), step("Min", 0, 1)), (2,)))
     assert infinite.retyped("float16").steps[0].get("value") == float("inf")
+
+
+def test_arithmetic_between_whole_numbers_keeps_its_digits() -> None:
+    """Buckets of distances, as T5 has them: through a logarithm from integers to integers."""
+    steps = (
+        step("Cast", 0, to="float32"),
+        step("Log", 1),
+        constant("float32", 2.7725887),
+        step("Div", 2, 3),
+        step("Cast", 4, to="int64"),
+    )
+    given = checked(Expression(2, (Input("int64", "11"),), steps, (5,)))
+    assert given.retyped("float16") is given
+    with_output = checked(Expression(2, given.inputs, steps, (4, 5)))
+    assert with_output.retyped("float16").types[4] == "float16"
