@@ -121,6 +121,13 @@ def _operators_within(node: gs.Node) -> set[str]:
     return {step.op for step in expression.parse(node.attrs[definition.ATTRIBUTE], f"node {shown(node.name)}").steps}
 
 
+def _is_between_whole_numbers(node: gs.Node) -> bool:
+    """Whether an element-wise expression computes integers from integers and constants, through floating point."""
+    if definition.ATTRIBUTE not in node.attrs or any(_is_float(tensor) for tensor in node.outputs):
+        return False
+    return all(query.is_constant(tensor) for tensor in node.inputs if _is_float(tensor))
+
+
 def _slot(slots: tuple[bool, ...], repeats: bool, index: int) -> bool:
     if index < len(slots):
         return slots[index]
@@ -213,6 +220,8 @@ class _Conversion:
             return "sequences keep their type"
         if _ANGLES & ({node.op} if not node.domain else _operators_within(node)):
             return "angles need more digits than half precision has"
+        if _is_between_whole_numbers(node):
+            return "an index needs more digits than half precision has"
         return self._dequantizes(node) or self._range_reason(node) or self._constant_reason(node) or self._schema_reason(node)
 
     def _constant_reason(self, node: gs.Node) -> str | None:
