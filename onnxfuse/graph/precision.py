@@ -270,6 +270,8 @@ class _Conversion:
 
     def _dequantizes(self, node: gs.Node) -> str | None:
         reason = "sums of integer products pass the half range"
+        if definition.ATTRIBUTE in node.attrs:
+            return reason if any(_maker(tensor, op) for tensor in node.inputs for op in _INTEGER_PRODUCTS) else None
         if node.op == "Cast" and not node.domain:
             return reason if any(_maker(node.inputs[0], op) for op in _INTEGER_PRODUCTS) else None
         if node.op == "Mul" and not node.domain:
