@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +95,8 @@ class Manifest:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """One line for each generated kernel that was too big: where it was cut and why, or that no cut would have made it better."""
-        return tuple(
-            f"{entry['form']}: {line}"
-            for entry in self.generated
-            for line in (*entry["cuts"], *(f"{fault}, and no cut makes it better" for fault in entry["faults"]))
-        )
+        """What is to be said of the generated kernels that were too big."""
+        return cuts(self.generated)
 
     @property
     def precisions(self) -> dict[str, int]:
@@ -287,6 +283,15 @@ def onnx_nodes(metadata: str) -> tuple[str, ...]:
 
 
 # Reading JSON back ----------------------------------------------------------------------------------------------------
+
+
+def cuts(generated: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """One line for each generated kernel that was too big: where it was cut and why, or that no cut would have made it better."""
+    return tuple(
+        f"generated kernel {entry['form']}: {line}"
+        for entry in generated
+        for line in (*entry["cuts"], *(f"{fault}, and no cut makes it better" for fault in entry["faults"]))
+    )
 
 
 def _manifest(data: Mapping[str, Any]) -> Manifest:

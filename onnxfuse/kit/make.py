@@ -113,6 +113,7 @@ def make(
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
             **_limits(model, original, given),
+            "notes": list(manifests.cuts(plan.to_dict() for plan in plans.values())),
             "files": files,
         }
         text = (json.dumps(about, indent=1) + "\n").encode()
@@ -242,5 +243,4 @@ def _limits(model: Path, original: Path | None, given: check.Reference) -> dict[
             "source": f"{len(given.feeds)} made with the kit",
             "feeds": [{name: f"{array.dtype.name}{list(array.shape)}" for name, array in feed.items()} for feed in given.feeds],
         },
-        "notes": [],
     }
