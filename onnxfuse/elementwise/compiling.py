@@ -7,6 +7,7 @@ tried first; one is taken only if the parts are no longer too big, or clearly le
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def fit_all(texts: Sequence[str], sm: int, *, and_newer: bool = False) -> dict[s
     """A plan for each expression's text. BadInput for a text that is none, MissingHere without a compiler."""
     given = {text: parse(text, "an element-wise node's attribute 'expression'") for text in texts}
     compile = compiler(sm, and_newer)
-    with ThreadPoolExecutor(2) as pool:  # the compilers are processes of their own
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the compilers are processes of their own
         plans = pool.map(lambda one: fit(one, compile), given.values())
         return dict(zip(given, plans, strict=True))
 

@@ -25,6 +25,9 @@ KINDS = {
 }
 
 
+APART = 0.02  # relative to 1 and to the value: some roundings of half precision
+
+
 class Log(trt.ILogger):
     def __init__(self):
         trt.ILogger.__init__(self)
@@ -171,10 +174,8 @@ def time_pair(cuda, log, folder, entry, samples):
                     feeds[name] = random(rng, engine.engine.get_tensor_dtype(name), tuple(engine.engine.get_tensor_shape(name)))
                 cuda.put(engine.memory[name], feeds[name])
             engine.run()
-        row = {key: entry[key] for key in ("name", "model", "form", "dtype", "size", "shape", "bytes")}
-        row["largest_difference"] = max(
-            distance(engines["fused"].output(name), engines["automatic"].output(name)) for name in engines["fused"].outputs
-        )
+        outputs = engines["fused"].outputs
+        worst = max(distance(engines["fused"].output(name), engines["automatic"].output(name)) for name in outputs)
         graphs = {kind: cuda.captured(engine.enqueue) for kind, engine in engines.items()}
         times = max(3, int(1000 / max(cuda.microseconds(lambda: cuda.replay(graphs["fused"]), 5), 1)))
         taken = {kind: [] for kind in engines}
@@ -183,12 +184,21 @@ def time_pair(cuda, log, folder, entry, samples):
                 taken[kind].append(cuda.microseconds(lambda kind=kind: cuda.replay(graphs[kind]), times))
         taken = {kind: found[2:] for kind, found in taken.items()}
         ratio = bootstrap_ratio(taken["automatic"], taken["fused"])
-        row.update({f"{kind}_us": rounded(bootstrap_median(found)) for kind, found in taken.items()})
-        row["ratio"] = rounded(ratio)
-        row["verdict"] = "faster" if ratio.low > 1.005 else "slower" if ratio.high < 0.995 else "draw"
-        row["layers"] = {kind: engine.engine.num_layers for kind, engine in engines.items()}
-        row["build_seconds"] = {kind: round(value, 2) for kind, value in seconds.items()}
-        return row
+        return {
+            "name": f"{entry['name']}, {entry['size']}",
+            **{key: entry[key] for key in ("model", "form", "size", "shape", "bytes")},
+            "precision": "fp16",
+            "policy": "all",
+            **{f"{kind}_ms": rounded(bootstrap_median([us / 1000 for us in found]), 6) for kind, found in taken.items()},
+            "ratio": rounded(ratio),
+            "verdict": "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "draw",
+            "agrees": worst <= APART,
+            "largest_difference": round(worst, 6),
+            "sites": {"elementwise": 1},
+            "layers": {kind: engine.engine.num_layers for kind, engine in engines.items()},
+            "build_seconds": {kind: round(value, 2) for kind, value in seconds.items()},
+            "marks": [],
+        }
     finally:
         for engine in engines.values():
             engine.close()
@@ -205,10 +215,11 @@ def random(rng, kind, shape):
 
 
 def distance(a, b):
-    if a.size > 1 << 22:
-        a, b = a.reshape(-1)[: 1 << 22], b.reshape(-1)[: 1 << 22]
-    both = np.isfinite(a) & np.isfinite(b)
-    return float(np.abs(np.where(both, a, 0) * 1.0 - np.where(both, b, 0) * 1.0).max(initial=0.0))
+    """Largest difference, relative to 1 and to the values: TensorRT rounds after every operator."""
+    a, b = (array.reshape(-1)[: 1 << 22] * 1.0 for array in (a, b))
+    with np.errstate(all="ignore"):
+        gap = np.abs(a - b) / (1 + np.maximum(np.abs(a), np.abs(b)))
+        return float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num(gap, nan=np.inf)).max(initial=0.0))
 
 
 def run(cuda, folder, about, clock, samples, out):
@@ -257,10 +268,11 @@ def run(cuda, folder, about, clock, samples, out):
     def pair(entry):
         row = time_pair(cuda, log, folder, entry, samples)
         found["rows"].append(row)
+        if not row["agrees"]:
+            wrong.append(f"{row['name']}: the outputs are {row['largest_difference']} from TensorRT's own")
         ratio, built_in = row["ratio"], sum(row["build_seconds"].values())
-        figures = f"{row['automatic_us']['median']:8.2f} / {row['fused_us']['median']:8.2f} us = {ratio['median']:.3f}"
-        verdict = f"[{ratio['low']:.3f}, {ratio['high']:.3f}] {row['verdict']}, built in {built_in:.1f} s"
-        print(f"{row['size']:6} {figures} {verdict}: {row['name']}", flush=True)
+        figures = f"{row['automatic_ms']['median'] * 1e3:8.2f} / {row['fused_ms']['median'] * 1e3:8.2f} us = {ratio['median']:.3f}"
+        print(f"{figures} [{ratio['low']:.3f}, {ratio['high']:.3f}] {row['verdict']}, built in {built_in:.1f} s: {row['name']}", flush=True)
 
     first, *others = about["values"]
     attempt(first["name"], lambda: values(first))

@@ -241,9 +241,19 @@ class Timer:
                 same.append(own.us(6))
         self.copies += copied
         share = bootstrap_ratio([us * moved / (2 * self.copy.size) for us in copied], taken)
-        row = {"us": rounded(bootstrap_median(taken)), "gbps": round(moved / np.median(taken) / 1000, 1), "share_of_copy": rounded(share)}
+        each = bootstrap_median(taken)
+        row = {
+            "microseconds": round(each.median, 3),
+            "low": round(each.low, 3),
+            "high": round(each.high, 3),
+            "gbps": round(moved / each.median / 1000, 1),
+            "copy_gbps": round(self.copy.gbps(float(np.median(copied))), 1),
+            "share_of_copy": round(share.median, 4),
+            "share_low": round(share.low, 4),
+            "share_high": round(share.high, 4),
+        }
         if own:
-            row["share_of_same_copy"] = rounded(bootstrap_ratio(same, taken))
+            row["share_of_copy_of_as_many_bytes"] = round(bootstrap_ratio(same, taken).median, 4)
             self.cuda.free(own.a)
             self.cuda.free(own.b)
         self.cuda("cuGraphExecDestroy", graph)
@@ -266,10 +276,12 @@ def time_chain(timer, plan, entry):
     """Rows of a chain, one for each size; and what is wrong."""
     model = Model(plan, entry["shape"])
     rows, wrong = [], model.single()
-    head = {key: entry[key] for key in ("name", "model", "form", "dtype")}
+    head = {"kernel": f"elementwise {entry['form']}", "name": entry["name"], "model": entry["model"], "dtype": entry["dtype"]}
     try:
         for size, full in entry["sizes"].items():
-            row = {**head, "size": size, "shape": full, "bytes": plan.moved(full)}
+            elements = math.prod(full)
+            shape = {"rows": elements // full[-1], "width": full[-1], "shape": "x".join(map(str, full)), "size": size}
+            row = {**head, **shape, "bytes": plan.moved(full), "flops": entry["operators"] * elements}
             if size == "model":
                 measured = timer.row([model.buffers], plan.moved(full), 50)
                 wrong += model.same("replayed", {value: model.buffers.get(value) for value in plan.outputs})
@@ -357,9 +369,9 @@ def run(cuda, folder, about, clock, samples):
         found[into] += rows
         wrong.extend(faults)
         for row in rows:
-            share = row["share_of_copy"]["median"]
-            same = row.get("share_of_same_copy", {"median": 0})["median"]
-            print(f"{row['size']:6} {row['us']['median']:9.2f} us, {share:.3f} of copy, {same:.3f} of its size: {row['name']}", flush=True)
+            same = row.get("share_of_copy_of_as_many_bytes", 0.0)
+            share = f"{row['share_of_copy']:.3f} of copy, {same:.3f} of its size"
+            print(f"{row['size']:6} {row['microseconds']:9.2f} us, {share}: {row['name']}", flush=True)
 
     for group in about["values"]:
         arrays = np.load(folder / group["arrays"])

@@ -237,6 +237,7 @@ def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, in
         "model": chain.model,
         "form": chain.expression.form,
         "dtype": "float16",
+        "operators": sum(step.op not in ("Constant", "Cast", "Identity") for step in chain.expression.steps),
         "shape": list(chain.shape),
         "sizes": {name: list(shape) for name, shape in sizes.items()},
         "plan": plan_entry(plans[chain.expression.text], folder),

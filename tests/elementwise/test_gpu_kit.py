@@ -17,6 +17,7 @@ import pytest
 from onnxfuse import plugins
 from onnxfuse.elementwise import source
 from onnxfuse.elementwise.expression import Expression
+from onnxfuse.report import read
 from tests.elementwise import cases, gpu_kit
 from tests.elementwise.emulated import EMULATOR, HERE
 
@@ -89,6 +90,11 @@ def test_part_kernels(kit: Path, driver: Path, tmp_path: Path) -> None:
     done, found = _run(kit, driver, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["checked"] == len(CHECKS) + len(CHAINS)
+    for row in found["rows"]:
+        assert row["low"] <= row["microseconds"] <= row["high"]
+        assert row["flops"] > row["rows"] * row["width"]
+    report = read.load(tmp_path / "stand-in-elementwise-kernels.json")  # as a results file of the benchmark
+    assert [point["kernel"] for point in report["roofline"]["points"]] == [row["kernel"] for row in found["rows"]]
     assert {(row["model"], row["size"]) for row in found["rows"]} == {
         (name, size) for name in ("one", "two") for size in ("model", "64 MB")
     }
