@@ -158,16 +158,21 @@ __device__ __forceinline__ void elementwise(typename E::Args const& args)
 
 // --- rows ---------------------------------------------------------------------------------------------------------------
 
-// float32 values of the block's rows that shared memory keeps between passes; longer rows are computed again.
-constexpr unsigned kRowCache = 4096;
+// Vectors of a row that a thread holds in registers between passes; longer rows are computed again.
+constexpr unsigned kHeldVectors = 4;
 
+// blockDim.x: a power of two up to 32, or whole warps; then the block is one team.
 template <typename Join>
 __device__ __forceinline__ float over_team(float value, Join join, float* partial)
 {
+    if (blockDim.x >= 32)
+        value = join(value, __shfl_xor_sync(0xffffffffu, value, 16));
+    if (blockDim.x >= 16)
+        value = join(value, __shfl_xor_sync(0xffffffffu, value, 8));
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2)
+    for (int mask = 4; mask > 0; mask /= 2)
         value = join(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    if (blockDim.x == 32)
+    if (blockDim.x <= 32)
         return value;
     __syncthreads(); // the last result has been read
     if (threadIdx.x % 32 == 0)
@@ -192,102 +197,172 @@ struct MinJoin
     __device__ __forceinline__ float operator()(float a, float b) const { return minimum(a, b); }
 };
 
-// A team of blockDim.x threads takes one row; a block has blockDim.y teams. width is a multiple of V.
+// A team of blockDim.x threads takes one row; a block has blockDim.y teams. Teams behind the last row compute that row again and store
+// nothing, so that warps stay whole. width is a multiple of V.
 template <class E, int V>
 class Row
 {
 public:
-    __device__ __forceinline__ Row(typename E::Args const& args, float* cache, float* partial)
+    __device__ __forceinline__ Row(typename E::Args const& args, float* partial)
         : args_(args)
         , partial_(partial)
-        , row_(blockIdx.x * blockDim.y + threadIdx.y)
-        , keeps_(args.width * blockDim.y <= kRowCache)
-        , cache_(cache + (keeps_ ? threadIdx.y * args.width : 0))
+        , wanted_(blockIdx.x * blockDim.y + threadIdx.y)
+        , row_(wanted_ < args.rows ? wanted_ : args.rows - 1)
     {
     }
 
-    __device__ __forceinline__ bool there() const { return row_ < args_.rows; }
-    __device__ __forceinline__ unsigned row() const { return row_; }
-
-    // The first pass: values are computed, the outputs before the reduction stored, and the row kept if it is read again.
-    template <bool kAgain, typename Join, typename Map>
-    __device__ __forceinline__ float first(float start, Join join, Map map)
+    __device__ __forceinline__ void result(float value) const
     {
-        float total = start;
-        for (unsigned column = threadIdx.x * V; column < args_.width; column += blockDim.x * V)
-        {
-            float x[V];
-            values<true>(column, x);
-#pragma unroll
-            for (int lane = 0; lane < V; ++lane)
-            {
-                if (kAgain && keeps_)
-                    cache_[column + lane] = x[lane];
-                total = join(total, map(x[lane]));
-            }
-        }
-        return over_team(total, join, partial_);
+        if (threadIdx.x == 0 && there())
+            E::result(args_, row_, value);
     }
 
-    template <typename Join, typename Map>
-    __device__ __forceinline__ float again(float start, Join join, Map map)
-    {
-        float total = start;
-        for (unsigned column = threadIdx.x * V; column < args_.width; column += blockDim.x * V)
-        {
-            float x[V];
-            kept(column, x);
-#pragma unroll
-            for (int lane = 0; lane < V; ++lane)
-                total = join(total, map(x[lane]));
-        }
-        return over_team(total, join, partial_);
-    }
+protected:
+    __device__ __forceinline__ bool there() const { return wanted_ < args_.rows; }
+    __device__ __forceinline__ unsigned element(unsigned column) const { return row_ * args_.width + column; }
 
-    // The last pass of what has the full shape: map(value, scale, bias) is stored.
-    template <typename Map>
-    __device__ __forceinline__ void write(Map map)
-    {
-        for (unsigned column = threadIdx.x * V; column < args_.width; column += blockDim.x * V)
-        {
-            float x[V], scale[V], bias[V];
-            kept(column, x);
-            typename E::template In<V, true> in;
-            E::template load<V, true>(args_, row_ * args_.width + column, in); // of it only scale and bias are used
-            E::template parameters<V, true>(in, scale, bias);
-#pragma unroll
-            for (int lane = 0; lane < V; ++lane)
-                x[lane] = map(x[lane], scale[lane], bias[lane]);
-            E::template finish<V>(args_, row_ * args_.width + column, x);
-        }
-    }
-
-private:
     template <bool kStore>
-    __device__ __forceinline__ void values(unsigned column, float (&x)[V])
+    __device__ __forceinline__ void compute(typename E::template In<V, true> const& in, unsigned column, float (&x)[V]) const
     {
-        unsigned const element = row_ * args_.width + column;
-        typename E::template In<V, true> in;
         typename E::template Out<V> out;
-        E::template load<V, true>(args_, element, in);
         E::template evaluate<V, true>(in, out, x);
-        if (kStore)
-            E::template store<V>(args_, element, out);
+        if (kStore && there())
+            E::template store<V>(args_, element(column), out);
     }
-    __device__ __forceinline__ void kept(unsigned column, float (&x)[V])
+    // What has the full shape: map(value, scale, bias) is stored.
+    template <typename Map>
+    __device__ __forceinline__ void finish(unsigned column, float const (&x)[V], Map map) const
     {
-        if (!keeps_)
-            return values<false>(column, x);
+        float scale[V], bias[V], y[V];
+        typename E::template In<V, true> in;
+        E::template load<V, true>(args_, element(column), in); // of it only scale and bias are used
+        E::template parameters<V, true>(in, scale, bias);
 #pragma unroll
         for (int lane = 0; lane < V; ++lane)
-            x[lane] = cache_[column + lane]; // as this thread left it
+            y[lane] = map(x[lane], scale[lane], bias[lane]);
+        if (there())
+            E::template finish<V>(args_, element(column), y);
     }
 
     typename E::Args const& args_;
     float* partial_;
+    unsigned wanted_;
     unsigned row_;
-    bool keeps_;
-    float* cache_;
+};
+
+// A row that its team's registers hold: all of it is under way at once, and computed once.
+template <class E, int V>
+class HeldRow : public Row<E, V>
+{
+public:
+    using Row<E, V>::Row;
+
+    // The first pass: values are computed, and the outputs before the reduction stored.
+    template <typename Join, typename Map>
+    __device__ __forceinline__ float first(float start, Join join, Map map)
+    {
+        typename E::template In<V, true> in[kHeldVectors];
+#pragma unroll
+        for (unsigned i = 0; i < kHeldVectors; ++i)
+        {
+            if (column(i) < this->args_.width)
+                E::template load<V, true>(this->args_, this->element(column(i)), in[i]);
+        }
+        float total = start;
+#pragma unroll
+        for (unsigned i = 0; i < kHeldVectors; ++i)
+        {
+            if (column(i) >= this->args_.width)
+                break;
+            this->template compute<true>(in[i], column(i), x_[i]);
+#pragma unroll
+            for (int lane = 0; lane < V; ++lane)
+                total = join(total, map(x_[i][lane]));
+        }
+        return over_team(total, join, this->partial_);
+    }
+    template <typename Join, typename Map>
+    __device__ __forceinline__ float again(float start, Join join, Map map)
+    {
+        float total = start;
+#pragma unroll
+        for (unsigned i = 0; i < kHeldVectors; ++i)
+        {
+            if (column(i) >= this->args_.width)
+                break;
+#pragma unroll
+            for (int lane = 0; lane < V; ++lane)
+                total = join(total, map(x_[i][lane]));
+        }
+        return over_team(total, join, this->partial_);
+    }
+    template <typename Map>
+    __device__ __forceinline__ void write(Map map)
+    {
+#pragma unroll
+        for (unsigned i = 0; i < kHeldVectors; ++i)
+        {
+            if (column(i) >= this->args_.width)
+                break;
+            this->finish(column(i), x_[i], map);
+        }
+    }
+
+private:
+    static __device__ __forceinline__ unsigned column(unsigned i) { return (threadIdx.x + i * blockDim.x) * V; }
+    float x_[kHeldVectors][V];
+};
+
+// A row of any length: computed again in every pass.
+template <class E, int V>
+class LongRow : public Row<E, V>
+{
+public:
+    using Row<E, V>::Row;
+
+    template <typename Join, typename Map>
+    __device__ __forceinline__ float first(float start, Join join, Map map)
+    {
+        return pass<true>(start, join, map);
+    }
+    template <typename Join, typename Map>
+    __device__ __forceinline__ float again(float start, Join join, Map map)
+    {
+        return pass<false>(start, join, map);
+    }
+    template <typename Map>
+    __device__ __forceinline__ void write(Map map)
+    {
+        for (unsigned column = threadIdx.x * V; column < this->args_.width; column += blockDim.x * V)
+        {
+            float x[V];
+            values<false>(column, x);
+            this->finish(column, x, map);
+        }
+    }
+
+private:
+    template <bool kStore, typename Join, typename Map>
+    __device__ __forceinline__ float pass(float start, Join join, Map map)
+    {
+        float total = start;
+        for (unsigned column = threadIdx.x * V; column < this->args_.width; column += blockDim.x * V)
+        {
+            float x[V];
+            values<kStore>(column, x);
+#pragma unroll
+            for (int lane = 0; lane < V; ++lane)
+                total = join(total, map(x[lane]));
+        }
+        return over_team(total, join, this->partial_);
+    }
+    template <bool kStore>
+    __device__ __forceinline__ void values(unsigned column, float (&x)[V])
+    {
+        typename E::template In<V, true> in;
+        E::template load<V, true>(this->args_, this->element(column), in);
+        this->template compute<kStore>(in, column, x);
+    }
 };
 
 struct Plain
@@ -295,63 +370,54 @@ struct Plain
     __device__ __forceinline__ float operator()(float x) const { return x; }
 };
 
-// What a reduction does with its row. kAgain: whether the row is read again.
+// What a reduction does with its row.
 template <class E>
 struct ReduceSum
 {
-    static constexpr bool kAgain = false;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const&)
     {
-        float const sum = row.template first<false>(0.0f, AddJoin{}, Plain{});
-        if (threadIdx.x == 0)
-            E::result(args, row.row(), sum);
+        float const sum = row.first(0.0f, AddJoin{}, Plain{});
+        row.result(sum);
     }
 };
 template <class E>
 struct ReduceMean
 {
-    static constexpr bool kAgain = false;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const& args)
     {
-        float const sum = row.template first<false>(0.0f, AddJoin{}, Plain{});
-        if (threadIdx.x == 0)
-            E::result(args, row.row(), sum / static_cast<float>(args.width));
+        float const sum = row.first(0.0f, AddJoin{}, Plain{});
+        row.result(sum / static_cast<float>(args.width));
     }
 };
 template <class E>
 struct ReduceMax
 {
-    static constexpr bool kAgain = false;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const&)
     {
-        float const most = row.template first<false>(-INFINITY, MaxJoin{}, Plain{});
-        if (threadIdx.x == 0)
-            E::result(args, row.row(), most);
+        float const most = row.first(-INFINITY, MaxJoin{}, Plain{});
+        row.result(most);
     }
 };
 template <class E>
 struct ReduceMin
 {
-    static constexpr bool kAgain = false;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const&)
     {
-        float const least = row.template first<false>(INFINITY, MinJoin{}, Plain{});
-        if (threadIdx.x == 0)
-            E::result(args, row.row(), least);
+        float const least = row.first(INFINITY, MinJoin{}, Plain{});
+        row.result(least);
     }
 };
 template <class E>
 struct Softmax
 {
-    static constexpr bool kAgain = true;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const&)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const&)
     {
-        float const most = row.template first<true>(-INFINITY, MaxJoin{}, Plain{});
+        float const most = row.first(-INFINITY, MaxJoin{}, Plain{});
         float const sum = row.again(0.0f, AddJoin{}, [most](float x) { return expf(x - most); });
         row.write([most, sum](float x, float, float) { return expf(x - most) / sum; });
     }
@@ -359,11 +425,10 @@ struct Softmax
 template <class E>
 struct LogSoftmax
 {
-    static constexpr bool kAgain = true;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const&)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const&)
     {
-        float const most = row.template first<true>(-INFINITY, MaxJoin{}, Plain{});
+        float const most = row.first(-INFINITY, MaxJoin{}, Plain{});
         float const sum = row.again(0.0f, AddJoin{}, [most](float x) { return expf(x - most); });
         float const log_sum = logf(sum);
         row.write([most, log_sum](float x, float, float) { return x - most - log_sum; });
@@ -372,25 +437,23 @@ struct LogSoftmax
 template <class E>
 struct LayerNormalization
 {
-    static constexpr bool kAgain = true;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const& args)
     {
         float const width = static_cast<float>(args.width);
-        float const mean = row.template first<true>(0.0f, AddJoin{}, Plain{}) / width;
+        float const mean = row.first(0.0f, AddJoin{}, Plain{}) / width;
         float const variance = row.again(0.0f, AddJoin{}, [mean](float x) { return (x - mean) * (x - mean); }) / width;
         float const inverse = 1.0f / sqrtf(variance + E::kEpsilon);
-        row.write([mean, inverse](float x, float scale, float bias) { return (x - mean) * inverse * scale + bias; });
+        row.write([mean, inverse](float x, float scale, float bias) { return fmaf((x - mean) * inverse, scale, bias); });
     }
 };
 template <class E>
 struct RMSNormalization
 {
-    static constexpr bool kAgain = true;
-    template <int V>
-    static __device__ __forceinline__ void run(Row<E, V>& row, typename E::Args const& args)
+    template <class R>
+    static __device__ __forceinline__ void run(R& row, typename E::Args const& args)
     {
-        float const squares = row.template first<true>(0.0f, AddJoin{}, [](float x) { return x * x; });
+        float const squares = row.first(0.0f, AddJoin{}, [](float x) { return x * x; });
         float const inverse = 1.0f / sqrtf(squares / static_cast<float>(args.width) + E::kEpsilon);
         row.write([inverse](float x, float scale, float) { return x * inverse * scale; });
     }
@@ -399,10 +462,16 @@ struct RMSNormalization
 template <class E, int V, class Reduction>
 __device__ __forceinline__ void rows(typename E::Args const& args)
 {
-    __shared__ float cache[Reduction::kAgain ? kRowCache : 1];
     __shared__ float partial[32];
-    Row<E, V> row(args, cache, partial);
-    if (row.there()) // a block of several teams has one warp a team and waits at no barrier
+    if (args.width <= kHeldVectors * blockDim.x * V)
+    {
+        HeldRow<E, V> row(args, partial);
         Reduction::run(row, args);
+    }
+    else
+    {
+        LongRow<E, V> row(args, partial);
+        Reduction::run(row, args);
+    }
 }
 } // namespace onnxfuse

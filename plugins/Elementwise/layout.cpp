@@ -79,6 +79,32 @@ Divisor divisor(uint32_t size)
     uint64_t const multiplier = ((uint64_t{1} << 32) * ((uint64_t{1} << shift) - size)) / size + 1;
     return {size, static_cast<uint32_t>(multiplier), shift, 0};
 }
+constexpr int64_t kHeldVectors = 4; // of kernel.cuh
+
+// Where there are many rows: as few threads as hold the row, a part of a warp where that leaves fewer of them idle.
+unsigned team_of_many(int64_t vectors)
+{
+    unsigned best = 0;
+    int64_t least = INT64_MAX;
+    for (unsigned threads = 8; threads <= 32; threads *= 2)
+    {
+        int64_t const steps = (vectors + threads - 1) / threads;
+        if (steps <= kHeldVectors && steps * threads < least)
+        {
+            least = steps * threads;
+            best = threads;
+        }
+    }
+    if (best)
+        return best;
+    return 32 * static_cast<unsigned>(std::clamp<int64_t>((vectors + 32 * kHeldVectors - 1) / (32 * kHeldVectors), 1, 8));
+}
+
+// Where there are few: as many threads as a row has vectors.
+unsigned team_of_few(int64_t vectors)
+{
+    return 32 * static_cast<unsigned>(std::clamp<int64_t>((vectors + 31) / 32, 1, 8));
+}
 } // namespace
 
 int element_size(char type)
@@ -259,11 +285,15 @@ Launch plan(Layout const& layout, std::vector<int64_t> const& shape, void const*
         rows = static_cast<uint32_t>(all);
         width = static_cast<uint32_t>(inner);
         int64_t const of_row = (inner + vector - 1) / vector;
-        bool const many = all > int64_t{8} * sms;
-        // One warp a row where there are many short ones, else as many threads as a row has vectors.
-        unsigned const warps = static_cast<unsigned>(std::clamp<int64_t>((of_row + 31) / 32, 1, 8));
-        launch.block_x = many && of_row <= 256 ? 32 : 32 * warps;
-        launch.block_y = launch.block_x == 32 ? static_cast<unsigned>(std::clamp<int64_t>(all / (int64_t{4} * sms), 1, 4)) : 1;
+        unsigned const team = all > int64_t{8} * sms ? team_of_many(of_row) : team_of_few(of_row);
+        launch.block_x = team;
+        if (team <= 32)
+        {
+            // Whole warps, and several blocks for every multiprocessor.
+            unsigned const of_warp = 32 / team;
+            unsigned const wanted = static_cast<unsigned>(std::clamp<int64_t>(all / (int64_t{4} * sms), 1, kThreads / team));
+            launch.block_y = std::max(of_warp, wanted / of_warp * of_warp);
+        }
         launch.grid = static_cast<unsigned>((all + launch.block_y - 1) / launch.block_y);
     }
     else
