@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
-from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step, groups
+from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step, ancestors, groups
 from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, REDUCTIONS, SIZES
 
 _STORED = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
@@ -235,6 +235,7 @@ def _evaluate(given: Expression) -> Iterator[str]:
     yield "    for (int lane = 0; lane < V; ++lane)"
     yield "    {"
     used = {value for one in given.steps for value in one.read}
+    exact = _exact(given)
     for value, read in enumerate(given.inputs):
         present = _groups_of(given, value)
         lane = "0" if not present else "lane" if last in present else "kWhole ? 0 : lane"
@@ -245,7 +246,8 @@ def _evaluate(given: Expression) -> Iterator[str]:
         if one.op in REDUCTIONS:
             yield f"        row[lane] = v{one.operands[0]};"
         else:
-            yield f"        {_WIDE[given.types[value]]} const v{value} = {_formula(given, one)};"
+            quick = value not in exact and one.op in _QUICK.get(given.types[value], ())
+            yield f"        {_WIDE[given.types[value]]} const v{value} = {_formula(given, one, quick)};"
     for place, value in _written(given):
         yield f"        out.y{place}.v[lane] = onnxfuse::narrow<{_STORED[given.types[value]]}>(v{value});"
     yield "    }"
@@ -307,7 +309,29 @@ def pressure(given: Expression) -> int:
     return most
 
 
-def _formula(given: Expression, one: Step) -> str:
+# Functions of namespace quick, by the type to which their result is rounded.
+_QUICK = {
+    "float16": frozenset({"Cos", "Div", "GeluTanh", "QuickGelu", "Reciprocal", "Sigmoid", "Silu", "Sin", "Softsign"}),
+    "bfloat16": frozenset({"Cos", "Div", "Reciprocal", "Sin", "Softsign"}),
+}
+
+
+def _exact(given: Expression) -> frozenset[int]:
+    """Values on which a jump or a cast rests: there a difference in the last place may be one of a whole step."""
+    ends = [value for one in given.steps if one.op == "Cast" or (one.op in OPERATORS and OPERATORS[one.op].jumps) for value in one.read]
+    return ancestors(given, ends)
+
+
+def _by_constant(given: Expression, one: Step) -> float | None:
+    """The reciprocal of a constant divisor; None where it has none in the normal range, or the divisor is no constant."""
+    made = given.step(one.operands[1])
+    if made is None or made.op != "Constant":
+        return None
+    divisor = abs(float(made.get("value")))
+    return 1 / float(made.get("value")) if 2.0**-120 < divisor < 2.0**120 else None
+
+
+def _formula(given: Expression, one: Step, quick: bool) -> str:
     if one.op == "Constant":
         return _literal(str(one.get("type")), float(one.get("value")))
     operator = OPERATORS[one.op]
@@ -323,7 +347,9 @@ def _formula(given: Expression, one: Step) -> str:
         total = _nested(operands[0], [(name, operand) for operand in operands[1:]])
         return f"onnxfuse::divide({total}, {_literal('float32', float(len(operands)))})" if one.op == "Mean" else total
     attributes = [_literal("float32", float(value)) for value in _in_order(one)]
-    return f"onnxfuse::{operator.function}({', '.join([*operands, *attributes])})"
+    if quick and one.op == "Div" and (factor := _by_constant(given, one)) is not None:
+        return f"onnxfuse::multiply({operands[0]}, {_literal('float32', factor)})"
+    return f"onnxfuse::{'quick::' if quick else ''}{operator.function}({', '.join([*operands, *attributes])})"
 
 
 def _clip(operands: list[str], kind: str) -> str:

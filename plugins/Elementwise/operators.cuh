@@ -3,6 +3,8 @@
 // Real numbers are float32 here. Compiled without contraction and without fast math, +, -, *, / and the square root are those of IEEE 754,
 // bit for bit as the operators one by one; other functions are the CUDA library's, within a few units of the last place. NaN goes through
 // everything but comparisons, ThresholdedRelu and the bounds of Clip. Integers wrap around; an integer divided by zero gives zero.
+// The functions of namespace quick are for results that are rounded to half precision: their error, some 2^-20 of the result, is small
+// beside that rounding, and infinities and NaN come from the same operands.
 #pragma once
 
 #include <cmath>
@@ -140,4 +142,80 @@ ONNXFUSE_OPERATOR float gelu_tanh(float a)
 {
     return 0.5f * a * (1.0f + tanhf(0.79788456080286536f * (a + 0.044715f * a * a * a)));
 }
+
+// --- for results in half precision ------------------------------------------------------------------------------------
+
+namespace quick
+{
+// The hardware's reciprocal and power of two: denormal numbers are zero to them, as operands and as results.
+#ifdef ONNXFUSE_EMULATED
+inline float flushed(float a) { return std::fabs(a) < 0x1p-126f ? std::copysign(0.0f, a) : a; }
+inline float inverse(float a) { return flushed(1.0f / flushed(a)); }
+inline float exp2_of(float a) { return flushed(std::exp2(a)); }
+#else
+ONNXFUSE_OPERATOR float inverse(float a)
+{
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
+    return result;
+}
+ONNXFUSE_OPERATOR float exp2_of(float a)
+{
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
+    return result;
+}
+#endif
+
+// The divisor is brought to where its reciprocal is a normal number.
+ONNXFUSE_OPERATOR float divide(float a, float b)
+{
+    float const scale = fabsf(b) > 0x1p100f ? 0x1p-32f : fabsf(b) < 0x1p-100f ? 0x1p32f : 1.0f;
+    return a * inverse(b * scale) * scale;
+}
+ONNXFUSE_OPERATOR float reciprocal(float a) { return divide(1.0f, a); }
+ONNXFUSE_OPERATOR float softsign(float a) { return divide(a, 1.0f + fabsf(a)); }
+
+// Results below 2^-126 are zero: for float16 only. 0x1.715476p+0 is log2 of e.
+ONNXFUSE_OPERATOR float sigmoid(float a) { return inverse(1.0f + exp2_of(-0x1.715476p+0f * a)); }
+ONNXFUSE_OPERATOR float silu(float a) { return a * sigmoid(a); }
+ONNXFUSE_OPERATOR float quick_gelu(float a) { return a * sigmoid(1.702f * a); }
+// (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+ONNXFUSE_OPERATOR float gelu_tanh(float a) { return a * sigmoid(1.5957691216057307f * fmaf(0.044715f * a * a, a, a)); }
+
+// a minus the nearest multiple of pi/2, of which the lowest bits of `quarter` are the number; for up to 2^16. pi/2 is subtracted in three
+// parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980). The polynomials are those of sinf.c in S. Moshier's
+// Cephes library, for up to pi/4.
+constexpr float kMostAngle = 65536.0f;
+ONNXFUSE_OPERATOR float reduced(float a, int& quarter)
+{
+    float const nearest = rintf(a * 0x1.45f306p-1f);
+    quarter = static_cast<int>(nearest);
+    return fmaf(nearest, -0x1.846988p-48f, fmaf(nearest, -0x1.4442d0p-24f, fmaf(nearest, -0x1.921fb4p+0f, a)));
+}
+ONNXFUSE_OPERATOR float turned(float r, int quarter)
+{
+    float const square = r * r;
+    float const sine = fmaf(fmaf(fmaf(square, -1.9515295891e-4f, 8.3321608736e-3f), square, -1.6666654611e-1f), square * r, r);
+    float const cosine = fmaf(fmaf(fmaf(fmaf(square, 2.443315711809948e-5f, -1.388731625493765e-3f), square, 4.166664568298827e-2f), square, -0.5f), square, 1.0f);
+    float const value = quarter & 1 ? cosine : sine;
+    return quarter & 2 ? -value : value;
+}
+ONNXFUSE_OPERATOR float sine(float a)
+{
+    if (!(fabsf(a) < kMostAngle))
+        return sinf(a);
+    int quarter;
+    float const r = reduced(a, quarter);
+    return turned(r, quarter);
+}
+ONNXFUSE_OPERATOR float cosine(float a)
+{
+    if (!(fabsf(a) < kMostAngle))
+        return cosf(a);
+    int quarter;
+    float const r = reduced(a, quarter);
+    return turned(r, quarter + 1);
+}
+} // namespace quick
 } // namespace onnxfuse
