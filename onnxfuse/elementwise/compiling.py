@@ -190,8 +190,10 @@ def _clocks(given: Expression, use: KernelUse) -> float:
 
 
 def _bandwidth(sm: int) -> float:
-    """Bytes in a clock that a multiprocessor has of the memory, of the widest card of an architecture."""
-    return max((gpu.memory_gbps or 0) * REACHED / gpu.sms / CLOCK_GHZ for gpu in gpus.of_architecture(sm) if gpu.sms) or 10.0
+    """Bytes in a clock that a multiprocessor has of the memory, of the largest card of an architecture."""
+    known = [(gpu.sms, gpu.memory_gbps) for gpu in gpus.of_architecture(sm) if gpu.sms and gpu.memory_gbps]
+    sms, gbps = max(known, default=(100, 1000.0))
+    return gbps * REACHED / sms / CLOCK_GHZ
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------------

@@ -149,10 +149,12 @@ namespace quick
 {
 // The hardware's reciprocal and power of two: denormal numbers are zero to them, as operands and as results.
 #ifdef ONNXFUSE_EMULATED
+#define ONNXFUSE_APART inline
 inline float flushed(float a) { return std::fabs(a) < 0x1p-126f ? std::copysign(0.0f, a) : a; }
 inline float inverse(float a) { return flushed(1.0f / flushed(a)); }
 inline float exp2_of(float a) { return flushed(std::exp2(a)); }
 #else
+#define ONNXFUSE_APART __noinline__
 ONNXFUSE_OPERATOR float inverse(float a)
 {
     float result;
@@ -197,13 +199,14 @@ ONNXFUSE_OPERATOR float turned(float r, int quarter)
 {
     float const square = r * r;
     float const sine = fmaf(fmaf(fmaf(square, -1.9515295891e-4f, 8.3321608736e-3f), square, -1.6666654611e-1f), square * r, r);
-    float const cosine = fmaf(fmaf(fmaf(fmaf(square, 2.443315711809948e-5f, -1.388731625493765e-3f), square, 4.166664568298827e-2f), square, -0.5f), square, 1.0f);
+    float const fourth = fmaf(fmaf(square, 2.443315711809948e-5f, -1.388731625493765e-3f), square, 4.166664568298827e-2f);
+    float const cosine = fmaf(fmaf(fourth, square, -0.5f), square, 1.0f);
     float const value = quarter & 1 ? cosine : sine;
     return quarter & 2 ? -value : value;
 }
 // Apart, so that the code of each lane stays small.
-static __device__ __noinline__ float far_sine(float a) { return sinf(a); }
-static __device__ __noinline__ float far_cosine(float a) { return cosf(a); }
+static __device__ ONNXFUSE_APART float far_sine(float a) { return sinf(a); }
+static __device__ ONNXFUSE_APART float far_cosine(float a) { return cosf(a); }
 ONNXFUSE_OPERATOR float sine(float a)
 {
     if (!(fabsf(a) < kMostAngle))

@@ -45,6 +45,7 @@ SHAPES = {2: ((37, 72), (5, 19)), 3: ((5, 8, 24), (3, 7, 9)), 4: ((2, 6, 5, 16),
 OPEN = 80  # a length that the model leaves open and its inputs do not tell
 CHAINS = 30
 LARGE = {"64 MB": 64 << 20, "256 MB": 256 << 20}  # bytes of one float16 tensor of the full shape
+CUT_ANYWAY = compiling.Rule(least=0.5, worth=math.inf)
 PAIRS_LARGE = 4  # chains that are timed against TensorRT at 64 MB, too
 Plans = Mapping[str, compiling.Plan]
 Shape = tuple[int, ...]
@@ -276,7 +277,7 @@ def planted(folder: Path, sm: int, size: int) -> list[dict[str, Any]]:
     for name, one in cases.too_big():
         cut, whole = compiling.fit(one, compile_), compiling.uncut(one, compile_)
         chosen = bool(cut.cuts)
-        cut = cut if chosen else compiling.fit(one, compile_, compiling.Rule(least=0.5, worth=math.inf))
+        cut = cut if chosen else compiling.fit(one, compile_, CUT_ANYWAY)
         width = 4096
         rows = max(1, size // (2 * width * max(1, bytes_each(one) // 4)))
         clocks = [
