@@ -167,7 +167,7 @@ L1_BYTES = 192 << 10
 
 
 def clocks(given: Expression, kernels: Iterable[KernelUse]) -> float:
-    """Clocks of one multiprocessor for one element, of a large tensor, by a simple model: memory and arithmetic overlap, spills come on top.
+    """Clocks of one multiprocessor for one element, of a large tensor, by a simple model: memory and arithmetic overlap, spills add.
 
     Memory reaches the bandwidth of a copy where enough bytes are under way (Little's law). The instructions are counted by the size of the
     code, branches that are seldom taken included. On an H200 it is within a third of what was measured.

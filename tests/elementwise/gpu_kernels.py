@@ -362,7 +362,8 @@ def run(cuda, folder, about, clock, samples):
         row, faults = time_planted(timer, load(entry["plans"]["whole"]), load(entry["plans"]["cut"]), entry)
         found["planted"].append(row)
         wrong.extend(faults)
-        print(json.dumps({key: row[key] for key in ("name", "is_cut", "expected_whole_over_cut", "cut_us", "whole_us", "whole_over_cut")}), flush=True)
+        shown = ("name", "is_cut", "expected_whole_over_cut", "cut_us", "whole_us", "whole_over_cut")
+        print(json.dumps({key: row[key] for key in shown}), flush=True)
 
     def chain(entry, into):
         rows, faults = time_chain(timer, load(entry["plan"]), entry)

@@ -280,9 +280,7 @@ def planted(folder: Path, sm: int, size: int) -> list[dict[str, Any]]:
         cut = cut if chosen else compiling.fit(one, compile_, CUT_ANYWAY)
         width = 4096
         rows = max(1, size // (2 * width * max(1, bytes_each(one) // 4)))
-        clocks = [
-            round(sum(compiling.clocks(part.expression, part.generated.kernels) for part in plan.parts), 2) for plan in (whole, cut)
-        ]
+        clocks = [round(sum(compiling.clocks(part.expression, part.generated.kernels) for part in plan.parts), 2) for plan in (whole, cut)]
         found.append(
             {
                 "name": name,
@@ -307,14 +305,12 @@ def variants(chains: Sequence[Chain], folder: Path, sm: int, large: Mapping[str,
         for count in (1, 2, 4):
             words = f"{count} vectors a thread{' (chosen)' if count == source.unroll(one) else ''}"
             found.append(_variant(chain, folder, sm, large, f"-{count}", words, unroll=lambda given, count=count: count))
-    for chain in {one.expression.digest: one for one in chains if "quick::" in source.source(one.expression)}.values():
-        found.append(_variant(chain, folder, sm, large, "-ieee", "IEEE arithmetic", _QUICK={}))
+    quick = {one.expression.digest: one for one in chains if source.is_quick(one.expression)}
+    found.extend(_variant(chain, folder, sm, large, "-ieee", "IEEE arithmetic", _QUICK={}) for chain in quick.values())
     return found
 
 
-def _variant(
-    chain: Chain, folder: Path, sm: int, large: Mapping[str, int], suffix: str, words: str, **replaced: object
-) -> dict[str, Any]:
+def _variant(chain: Chain, folder: Path, sm: int, large: Mapping[str, int], suffix: str, words: str, **replaced: object) -> dict[str, Any]:
     """A chain compiled with something of the module `source` replaced; its code has a file of its own."""
     kept = {name: getattr(source, name) for name in replaced}
     try:
