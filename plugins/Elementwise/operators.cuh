@@ -189,13 +189,14 @@ ONNXFUSE_OPERATOR float gelu_tanh(float a) { return a * sigmoid(1.59576912160573
 // parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980). The polynomials are those of sinf.c in S. Moshier's
 // Cephes library, for up to pi/4.
 constexpr float kMostAngle = 65536.0f;
-ONNXFUSE_OPERATOR float reduced(float a, int& quarter)
+ONNXFUSE_OPERATOR float reduced(float a, unsigned& quarter)
 {
-    float const nearest = rintf(a * 0x1.45f306p-1f);
-    quarter = static_cast<int>(nearest);
+    float const shifted = a * 0x1.45f306p-1f + 0x1.8p23f; // its last bit is worth 1: rounded to a whole number, without slow conversions
+    float const nearest = shifted - 0x1.8p23f;
+    quarter = __float_as_uint(shifted);
     return fmaf(nearest, -0x1.846988p-48f, fmaf(nearest, -0x1.4442d0p-24f, fmaf(nearest, -0x1.921fb4p+0f, a)));
 }
-ONNXFUSE_OPERATOR float turned(float r, int quarter)
+ONNXFUSE_OPERATOR float turned(float r, unsigned quarter)
 {
     float const square = r * r;
     float const sine = fmaf(fmaf(fmaf(square, -1.9515295891e-4f, 8.3321608736e-3f), square, -1.6666654611e-1f), square * r, r);
@@ -211,7 +212,7 @@ ONNXFUSE_OPERATOR float sine(float a)
 {
     if (!(fabsf(a) < kMostAngle))
         return far_sine(a);
-    int quarter;
+    unsigned quarter;
     float const r = reduced(a, quarter);
     return turned(r, quarter);
 }
@@ -219,7 +220,7 @@ ONNXFUSE_OPERATOR float cosine(float a)
 {
     if (!(fabsf(a) < kMostAngle))
         return far_cosine(a);
-    int quarter;
+    unsigned quarter;
     float const r = reduced(a, quarter);
     return turned(r, quarter + 1);
 }
