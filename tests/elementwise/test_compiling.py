@@ -235,6 +235,37 @@ def test_an_attribute_that_is_no_expression_is_one_line(text: str) -> None:
     assert "\n" not in str(fault.value)
 
 
+def test_a_text_that_is_no_expression_is_refused_with_file_and_node(tmp_path: Path) -> None:
+    model = model_of([cases.gated("float32")], [(1, 2, 3)])
+    model.graph.node[0].attribute[0].s = b"[1]"
+    onnx.save(model, tmp_path / "model.onnx")
+    assert prepare.expressions_in(tmp_path / "model.onnx", frozenset({"BiasGelu"})) == ()
+    with pytest.raises(BadInput) as fault:
+        prepare.expressions_in(tmp_path / "model.onnx", frozenset({prepare.GENERATED}))
+    said = str(fault.value)
+    assert said.startswith(f"{tmp_path / 'model.onnx'}: node node_0: attribute 'expression': ")
+    assert said.endswith("; optimize the model again")
+
+
+def test_an_expression_within_a_function_of_another_operator_is_refused(tmp_path: Path) -> None:
+    model = model_of([cases.gated("float32")], [(1, 2, 3)])
+    (inner,) = model.graph.node
+    names = [f"{DOMAIN}", "Outer", list(inner.input), list(inner.output), [inner]]
+    model.functions.append(helper.make_function(*names, [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]))
+    outer = helper.make_node("Outer", list(inner.input), list(inner.output), "outer", domain=DOMAIN)
+    del model.graph.node[:]
+    model.graph.node.append(outer)
+    with pytest.raises(BadInput, match="has no kernels of its own; optimize the model again"):
+        prepared(model, tmp_path, {}, frozenset({prepare.GENERATED}))
+
+
+def test_every_node_of_the_plugin_gets_its_expression_whatever_name_it_is_asked_by(tmp_path: Path) -> None:
+    pair = [cases.gated("float32"), cases.film_silu("float32")]
+    onnx.save(model_of(pair, [(1, 2, 3), (2, 4, 3, 8)]), tmp_path / "model.onnx")
+    for ops in ({prepare.GENERATED}, {body.op_type(pair[0])}):
+        assert prepare.expressions_in(tmp_path / "model.onnx", frozenset(ops)) == tuple(one.text for one in pair)
+
+
 def test_the_operator_is_named_by_its_expression() -> None:
     given = cases.gated("float32")
     assert body.op_type(given) == f"Elementwise_{given.digest}"
