@@ -140,7 +140,7 @@ def _in_eights(w: Writer, op: str, first: int, others: Sequence[int]) -> int:
 
 
 def too_big() -> list[tuple[str, Expression]]:
-    """Chains that a person would call too big, by name. On an H200 only the last is slower than its parts, and the one before is as fast."""
+    """Chains that a person would call too big, by name. On an H200 only the last is slower than its parts; the one before draws."""
     return [
         ("64 live values, 24 inputs", crowded("float16")),
         ("64 live values, softsigns", over_fused("float16", op="Softsign")),
