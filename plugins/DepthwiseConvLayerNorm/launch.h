@@ -1,0 +1,40 @@
+// C launcher of depthwise convolution + bias + LayerNorm over channels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../common/export.h"
+
+extern "C"
+{
+// output[n, y, x, c] = LayerNorm over c of (bias[c] + sum over ky, kx of input[n, c, y + ky - kernel / 2, x + kx - kernel / 2] * weight[ky, kx, c]),
+// with zeros around the input. All tensors of one element type, in device memory, at multiples of 16 bytes.
+struct OnnxfuseDepthwise
+{
+    int32_t dtype;         // onnxfuse::Dtype
+    int32_t kernel;        // 3, 5 or 7
+    int32_t images;
+    int32_t height;
+    int32_t width;
+    int32_t channels;      // a multiple of 8
+    int32_t planar;        // 0: input is [n, y, x, c]; 1: [n, c, y, x]
+    float epsilon;
+    void const* input;
+    void const* weight;    // [kernel, kernel, channels]
+    void const* bias;      // [channels], or null
+    void const* gamma;     // [channels], or null: ones
+    void const* beta;      // [channels], or null: zeros
+    void* output;
+    // The tactic; zeros: chosen by size.
+    int32_t variant;       // 1: input tile in shared memory, 2: input by the caches, 3: tensor cores (16-bit types)
+    int32_t strip;         // outputs of a thread along x: 4 or 7
+    int32_t rows;          // of a tile
+    int32_t strips;        // of a tile, along x
+    int32_t split;         // blocks of a cluster that share the channels: 1, 2, 4 or 8
+};
+
+// Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (sizes, tactic, a missing pointer), cudaErrorMisalignedAddress
+// for pointers that are no multiples of 16 bytes. Asynchronous on `stream`; safe to capture in a graph.
+ONNXFUSE_EXPORT int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* problem, void* stream);
+}

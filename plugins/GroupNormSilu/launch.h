@@ -1,0 +1,42 @@
+// C launcher of GroupNorm + scale and shift + SiLU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../common/export.h"
+
+extern "C"
+{
+// output = silu((normalised * gamma[c] + beta[c]) * (1 + film_scale[n, c]) + film_shift[n, c]), normalised over a group's channels
+// and all pixels. All tensors of one element type, in device memory, at multiples of 16 bytes.
+struct OnnxfuseGroupNorm
+{
+    int32_t dtype;          // onnxfuse::Dtype
+    int32_t silu;           // 1: SiLU; 0: nothing
+    int32_t images;
+    int32_t channels;
+    int32_t groups;
+    int32_t pixels;
+    int32_t channels_last;  // 0: [n, c, pixels]; 1: [n, pixels, c]
+    int32_t add_one;        // 0: film_scale alone, without 1 +
+    float epsilon;
+    void const* input;
+    void const* gamma;      // [channels], or null: ones
+    void const* beta;       // [channels], or null: zeros
+    void const* film_scale; // [images, channels], or null
+    void const* film_shift; // [images, channels], or null
+    void* output;
+    // The tactic; zeros: chosen by size.
+    int32_t threads;        // of a block
+    int32_t per_thread;     // vectors that a thread holds: 1, 2, 4 or 8
+    int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels
+    int32_t two_kernels;    // 1: statistics by one kernel, the output by another
+};
+
+// Bytes of workspace, at a multiple of 16; 0 for one kernel.
+ONNXFUSE_EXPORT size_t onnxfuse_group_norm_workspace(OnnxfuseGroupNorm const* problem);
+// Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (sizes, tactic, a missing pointer), cudaErrorMisalignedAddress
+// for pointers that are no multiples of 16 bytes. Asynchronous on `stream`; safe to capture in a graph.
+ONNXFUSE_EXPORT int onnxfuse_launch_group_norm(OnnxfuseGroupNorm const* problem, void* workspace, void* stream);
+}

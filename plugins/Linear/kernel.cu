@@ -1,0 +1,71 @@
+#include "kernel.cuh"
+
+#include "../common/cluster.cuh"
+#include "../common/launch.cuh"
+
+namespace onnxfuse
+{
+namespace
+{
+template <typename T, int kRows, int kColumns>
+cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    using S = LinearShape<kRows, kColumns>;
+    int const down = static_cast<int>(ceil_div(p.rows, kRows)), across = static_cast<int>(ceil_div(p.columns, kColumns));
+    LinearArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
+        static_cast<T const*>(p.scale), static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, p.plane,
+        across, p.split, p.stages, static_cast<Activation>(p.activation)};
+    return launch_cluster(linear<T, kRows, kColumns>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, stream);
+}
+
+template <typename T>
+cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (p.tile_rows * 1000 + p.tile_columns)
+    {
+    case 32064: return launch<T, 32, 64>(p, stream);
+    case 64064: return launch<T, 64, 64>(p, stream);
+    case 64128: return launch<T, 64, 128>(p, stream);
+    case 128128: return launch<T, 128, 128>(p, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+void choose(OnnxfuseLinear& p)
+{
+    if (p.tile_rows == 0)
+        p.tile_rows = p.rows <= 32 ? 32 : 64;
+    if (p.tile_columns == 0)
+        p.tile_columns = 64;
+    if (p.stages == 0)
+        p.stages = 4;
+    if (p.split == 0)
+        p.split = 1;
+}
+} // namespace
+} // namespace onnxfuse
+
+extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* stream)
+{
+    using namespace onnxfuse;
+    OnnxfuseLinear p = *problem;
+    if (p.rows < 0 || p.width < 0 || p.columns < 0 || p.width % 8 != 0 || p.columns % 8 != 0 || p.plane < 0 || p.activation < 0 || p.activation > 5
+        || (p.plane > 0 && p.rows % p.plane != 0))
+        return cudaErrorInvalidValue;
+    if (p.rows == 0 || p.columns == 0)
+        return cudaSuccess;
+    if (p.width == 0 || !p.input || !p.weight || !p.output)
+        return cudaErrorInvalidValue;
+    if (!aligned(16, p.input, p.weight, p.bias, p.scale, p.residual, p.output))
+        return cudaErrorMisalignedAddress;
+    choose(p);
+    if (p.stages < 2 || p.stages > 4 || (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8))
+        return cudaErrorInvalidValue;
+    auto const s = static_cast<cudaStream_t>(stream);
+    switch (static_cast<Dtype>(p.dtype))
+    {
+    case Dtype::kFloat16: return launch<__half>(p, s);
+    case Dtype::kBfloat16: return launch<__nv_bfloat16>(p, s);
+    default: return cudaErrorInvalidValue;
+    }
+}

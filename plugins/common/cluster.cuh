@@ -1,0 +1,46 @@
+// Launches of kernels with dynamic shared memory, in clusters or not.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace onnxfuse
+{
+// `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. cudaErrorInvalidValue where the grid is too large, or the
+// shared memory more than this GPU gives a block.
+template <typename Args>
+cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t blocks, int threads, int bytes, int cluster, cudaStream_t stream)
+{
+    if (blocks > INT32_MAX)
+        return cudaErrorInvalidValue;
+    if (bytes > 48 * 1024)
+    {
+        cudaError_t const status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        if (status != cudaSuccess)
+        {
+            cudaGetLastError();
+            return status;
+        }
+    }
+    if (cluster > 8)
+    {
+        cudaError_t const status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (status != cudaSuccess)
+            return status;
+    }
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(bytes);
+    config.stream = stream;
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute[0].val.clusterDim.y = 1;
+    attribute[0].val.clusterDim.z = 1;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+} // namespace onnxfuse
