@@ -1,0 +1,81 @@
+def HOST_CASES(t):
+    out = []; d, g, l = (lambda *a, **k: out.append(t.depthwise(*a, **k))), (lambda *a, **k: out.append(t.groupnorm(*a, **k))), (lambda *a, **k: out.append(t.linear(*a, **k)))
+    for dt in ("float16", "bfloat16", "float32"):
+        for v in (1, 2):
+            for strip in (4, 7):
+                d(f"dw {dt}", dt, N=2, H=9, W=10, C=24, variant=v, strip=strip, rows=3, strips=1)
+        d(f"dw {dt} planar", dt, N=2, H=9, W=10, C=24, planar=1, rows=2)
+        d(f"dw {dt} planar C32", dt, N=1, H=5, W=10, C=32, planar=1, rows=2, strip=4, strips=2)
+        d(f"dw {dt} cluster", dt, N=2, H=7, W=7, C=64, split=4, rows=7)
+        d(f"dw {dt} cluster planar", dt, N=1, H=7, W=8, C=64, split=2, rows=2, planar=1)
+        d(f"dw {dt} cluster, many units", dt, N=1, H=7, W=7, C=768, split=2, rows=4)
+        d(f"dw {dt} plain", dt, N=1, H=7, W=7, C=40, bias=False, affine=False)
+        d(f"dw {dt} large mean", dt, N=1, H=8, W=9, C=64, offset=30.0, split=2)
+        for last in (0, 1):
+            g(f"gn {dt} last{last}", dt, N=2, C=40, G=4, HW=64, last=last)
+            g(f"gn {dt} last{last} per8", dt, N=1, C=64, G=8, HW=160, last=last, threads=32, per=8, split=1)
+            g(f"gn {dt} last{last} film cluster", dt, N=2, C=64, G=8, HW=96, last=last, film=1, threads=64, split=4)
+            g(f"gn {dt} last{last} odd cluster", dt, N=2, C=48, G=4, HW=37, last=last, film=1, threads=64, split=2)
+            g(f"gn {dt} last{last} uneven cluster 16", dt, N=1, C=64, G=2, HW=147, last=last, silu=0, threads=32, split=16)
+            g(f"gn {dt} last{last} two kernels", dt, N=2, C=64, G=4, HW=300, last=last, film=1, threads=64, split=5, two=1)
+            g(f"gn {dt} last{last} large mean", dt, N=1, C=32, G=2, HW=144, last=last, silu=0, offset=30.0, affine=False)
+            g(f"gn {dt} last{last} one pixel a group", dt, N=2, C=32, G=4, HW=1, last=last)
+    for dt in ("float16", "bfloat16"):
+        for rows, columns in ((32, 64), (64, 64), (64, 128), (128, 128)):
+            l(f"linear {dt}", dt, M=49, K=96, N=136, act="gelu", rows=rows, columns=columns)
+            l(f"linear {dt} all", dt, M=130, K=200, N=72, act="silu", scale=True, residual=True, rows=rows, columns=columns, split=2, stages=2)
+            l(f"linear {dt} deep, more blocks than steps", dt, M=33, K=328, N=64, rows=rows, columns=columns, split=8, stages=3, residual=True)
+            l(f"linear {dt} plane", dt, M=98, K=72, N=72, plane=49, scale=True, residual=True, rows=rows, columns=columns, split=4)
+        for act in ("none", "relu", "gelu_tanh", "gelu_quick"): l(f"linear {dt} {act}", dt, M=20, K=64, N=64, act=act, bias=act != "none")
+        l(f"linear {dt} plane, one block", dt, M=98, K=264, N=40, plane=49, act="gelu", bias=False)
+    return out
+def GPU_CASES(t):
+    out = []; d, g, l = (lambda *a, **k: out.append(t.depthwise(*a, **k))), (lambda *a, **k: out.append(t.groupnorm(*a, **k))), (lambda *a, **k: out.append(t.linear(*a, **k)))
+    def copy(m):
+        r = {}
+        for mb in (1, 8, 64, 512):
+            n = mb << 20; ps = [t.Copy(m.alloc(n), m.alloc(n), n) for _ in range(max(1, min(16, 80 // mb)))]
+            for p in ps: m.poison(p.from_, n)
+            for name, kind in (("kernel", t.COPY), ("memcpy", t.MEMCPY)): r[f"{name}_{mb}mb"] = dict(warm=m.time(kind, ps[:1], 0, 10 if mb < 512 else 2, 15, False), cold=m.time(kind, ps, 0, len(ps), 9, True))
+            m.free()
+        r["gbps"] = {n: round(2 * (int(n.split("_")[1][:-2]) << 20) / v["cold"][0] / 1e3) for n, v in r.items()}; r["nothing"] = m.time(t.NOTHING, [t.Copy()], 0, 20, 15, False); print_ = None
+        return r
+    out.append(dict(kind=t.COPY, name="copy bandwidth", measure=copy, time=True))
+    stages = ((56, 96), (28, 192), (14, 384), (7, 768))
+    # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
+    for H, C in stages:
+        for rows, split, strip, strips, v in {56: ((7, 1, 7, 1, 1), (4, 1, 7, 1, 1), (4, 2, 7, 1, 1), (2, 1, 7, 1, 1), (2, 1, 7, 2, 1), (4, 1, 4, 1, 1), (4, 1, 7, 1, 2), (2, 1, 7, 1, 2)),
+                28: ((4, 1, 7, 1, 1), (4, 2, 7, 1, 1), (2, 1, 7, 1, 1), (2, 2, 7, 1, 1), (1, 1, 7, 1, 1), (2, 2, 4, 1, 1), (2, 1, 7, 1, 2)),
+                14: ((2, 1, 7, 1, 1), (2, 2, 7, 1, 1), (4, 4, 7, 1, 1), (7, 4, 7, 1, 1), (2, 4, 7, 1, 1), (1, 2, 7, 1, 1), (2, 4, 4, 1, 1), (2, 4, 7, 1, 2)),
+                7: ((1, 4, 7, 1, 1), (1, 8, 7, 1, 1), (2, 8, 7, 1, 1), (7, 8, 7, 1, 1), (2, 4, 4, 2, 1), (1, 8, 4, 2, 1), (1, 8, 4, 1, 1), (2, 8, 7, 1, 2))}[H]:
+            d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+    # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
+    for H, C in stages:
+        M = H * H
+        for fc, kw in (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True))):
+            for rows, columns, stg, split in {(56, "fc1"): ((64, 64, 2, 1), (64, 64, 3, 1), (64, 128, 2, 1), (128, 128, 2, 1), (32, 64, 2, 1)), (56, "fc2"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 3, 1), (64, 64, 3, 2), (32, 64, 3, 2)),
+                    (28, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (64, 128, 3, 1), (32, 64, 3, 1), (128, 128, 3, 1)), (28, "fc2"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (64, 128, 4, 4)),
+                    (14, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 4, 1), (64, 64, 3, 2), (64, 64, 4, 2)), (14, "fc2"): ((64, 64, 4, 2), (64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 8)),
+                    (7, "fc1"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (64, 128, 4, 4)), (7, "fc2"): ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8))}[H, fc]:
+                l(f"{fc} b1 {M}x{kw['K']}x{kw['N']}", M=M, rows=rows, columns=columns, stages=stg, split=split, **kw)
+    # --- GroupNorm -------------------------------------------------------------------------------------------------------------
+    for last in (0, 1):
+        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
+                (1, 128, 262144, ((512, 0, 16, 0), (256, 0, 128, 1), (512, 0, 64, 1), (512, 0, 128, 1), (512, 0, 256, 1))), (2, 512, 65536, ((512, 0, 0, 0), (512, 0, 16, 0), (512, 0, 64, 1)))):
+            for th, per, split, two in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, per=per, split=split, two=two)
+        g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)
+    # --- larger batches ----------------------------------------------------------------------------------------------------------
+    for N in (32, 8):
+        for H, C in stages:
+            for rows, split, strip, strips, v in {56: ((7, 1, 7, 1, 1), (4, 1, 7, 1, 1), (7, 1, 7, 2, 1), (4, 1, 7, 2, 2)), 28: ((4, 1, 7, 1, 1), (7, 1, 7, 1, 1), (4, 1, 7, 1, 2)), 14: ((2, 1, 7, 1, 1), (7, 2, 7, 1, 1), (7, 4, 7, 2, 1)), 7: ((7, 8, 7, 1, 1), (7, 4, 7, 1, 1), (1, 1, 7, 1, 2))}[H]:
+                d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+        for H, C in stages:
+            for fc, kw in (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True))):
+                for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
+    l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
+    # --- correctness of the rest -----------------------------------------------------------------------------------------------------
+    for dt in ("bfloat16", "float32"):
+        d(f"dw b2 {dt} planar", dt, N=2, H=29, W=31, C=96, planar=1, rows=4, time=False); d(f"dw b1 {dt} cluster", dt, H=15, C=768, rows=2, split=8, time=False)
+        for last in (0, 1): g(f"gn {dt} last{last}", dt, N=2, C=320, HW=1024, last=last, film=1, split=4, time=False); g(f"gn {dt} last{last} odd", dt, N=2, C=96, HW=1023, last=last, film=1, time=False)
+    l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
+    return out
