@@ -17,10 +17,17 @@ def HOST_CASES(t):
             g(f"gn {dt} last{last} film cluster", dt, N=2, C=64, G=8, HW=96, last=last, film=1, threads=64, split=4)
             g(f"gn {dt} last{last} odd cluster", dt, N=2, C=48, G=4, HW=37, last=last, film=1, threads=64, split=2)
             g(f"gn {dt} last{last} uneven cluster 16", dt, N=1, C=64, G=2, HW=147, last=last, silu=0, threads=32, split=16)
-            g(f"gn {dt} last{last} two kernels", dt, N=2, C=64, G=4, HW=300, last=last, film=1, threads=64, split=5, two=1)
+            g(f"gn {dt} last{last} two kernels", dt, N=2, C=64, G=4, HW=300, last=last, film=1, threads=64, split=20, two=1)
             g(f"gn {dt} last{last} large mean", dt, N=1, C=32, G=2, HW=144, last=last, silu=0, offset=30.0, affine=False)
             g(f"gn {dt} last{last} one pixel a group", dt, N=2, C=32, G=4, HW=1, last=last)
     for dt in ("float16", "bfloat16"):
+        d(f"dwt {dt} 1", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2)
+        d(f"dwt {dt} 2", dt, N=1, H=9, W=60, C=24, variant=3, strip=1, rows=8, strips=7)
+        d(f"dwt {dt} 3", dt, N=1, H=14, W=14, C=64, variant=3, strip=4, rows=4, strips=2, split=2)
+        d(f"dwt {dt} 4", dt, N=1, H=7, W=7, C=96, variant=3, strip=4, rows=2, strips=1, split=3)
+        d(f"dwt {dt} 5 large mean", dt, N=1, H=28, W=28, C=32, variant=3, strip=2, rows=4, strips=4, split=4, offset=30.0)
+        d(f"dwt {dt} planar", dt, N=1, H=15, W=17, C=48, variant=3, strip=2, rows=4, strips=3, planar=1, bias=False)
+        d(f"dwt {dt} eight", dt, N=1, H=9, W=3, C=8, variant=3, strip=8, rows=2, strips=1)
         for rows, columns in ((32, 64), (64, 64), (64, 128), (128, 128)):
             l(f"linear {dt}", dt, M=49, K=96, N=136, act="gelu", rows=rows, columns=columns)
             l(f"linear {dt} all", dt, M=130, K=200, N=72, act="silu", scale=True, residual=True, rows=rows, columns=columns, split=2, stages=2)

@@ -9,14 +9,16 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__)); sys.path.insert(0, HERE)
 P, I, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 class Depthwise(ctypes.Structure):
-    _fields_ = [(n, I) for n in "dtype kernel images height width channels planar".split()] + [("epsilon", F)] + [(n, P) for n in "input weight bias gamma beta output".split()] + [(n, I) for n in "variant strip rows strips split".split()]
+    _fields_ = [(n, I) for n in "dtype kernel images height width channels planar".split()] + [("epsilon", F)] + [(n, P) for n in "input weight bias gamma beta output".split()] + [(n, I) for n in "variant strip rows strips split early".split()]
 class GroupNorm(ctypes.Structure):
-    _fields_ = [(n, I) for n in "dtype silu images channels groups pixels channels_last add_one".split()] + [("epsilon", F)] + [(n, P) for n in "input gamma beta film_scale film_shift output".split()] + [(n, I) for n in "threads per_thread split two_kernels".split()]
+    _fields_ = [(n, I) for n in "dtype silu images channels groups pixels channels_last add_one".split()] + [("epsilon", F)] + [(n, P) for n in "input gamma beta film_scale film_shift output".split()] + [(n, I) for n in "threads per_thread split two_kernels early".split()]
 class Linear(ctypes.Structure):
-    _fields_ = [(n, I) for n in "dtype activation rows width columns plane".split()] + [(n, P) for n in "input weight bias scale residual output".split()] + [(n, I) for n in "tile_rows tile_columns stages split".split()]
+    _fields_ = [(n, I) for n in "dtype activation rows width columns plane".split()] + [(n, P) for n in "input weight bias scale residual output".split()] + [(n, I) for n in "tile_rows tile_columns stages split early".split()]
 class Copy(ctypes.Structure):
     _fields_ = [("from_", P), ("to", P), ("bytes", ctypes.c_size_t)]
-DEPTHWISE, GROUPNORM, LINEAR, COPY, MEMCPY, NOTHING = range(6)
+class Link(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_long), ("problem", P)]
+DEPTHWISE, GROUPNORM, LINEAR, COPY, MEMCPY, NOTHING, CHAIN = range(7)
 ACT = {"none": 0, "relu": 1, "silu": 2, "gelu": 3, "gelu_tanh": 4, "gelu_quick": 5}
 
 def bf16(a):

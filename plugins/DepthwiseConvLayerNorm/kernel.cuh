@@ -89,18 +89,6 @@ __device__ __forceinline__ void store_4(__nv_bfloat16* p, float4 v)
     *reinterpret_cast<uint2*>(p) = make_uint2(bits_as<uint32_t>(a), bits_as<uint32_t>(b));
 }
 
-template <int N>
-__device__ __forceinline__ void sum_over_warp(float (&values)[N])
-{
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-    {
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-            values[n] += __shfl_xor_sync(0xffffffffu, values[n], offset);
-    }
-}
-
 // Where a tile's parts lie in dynamic shared memory. Plain host code too.
 struct DepthwiseLayout
 {
@@ -117,50 +105,72 @@ struct DepthwiseLayout
     }
 };
 
-// LayerNorm of the tile's sums in shared memory, `result` [pixels][channels of this block], and the output.
-template <typename T>
-__device__ __forceinline__ void normalise_tile(DepthwiseArgs<T> const& args, float const* result, float2* stats, int columns, int rank, int image, int y0, int x0)
+// The threads of a pixel in normalise_tile: as many as have four channels, a power of two from 8 to 32.
+__device__ __forceinline__ int lanes_of(int channels)
 {
-    constexpr int kAtOnce = 4; // pixels of a warp whose loads and shuffles are under way together
-    int const channels = args.channels / args.split;
-    int const pixels = args.rows * columns;
-    int const lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
+    return channels <= 32 ? 8 : channels <= 64 ? 16 : 32;
+}
+
+template <int N>
+__device__ __forceinline__ void sum_over_lanes(float (&values)[N], int lanes)
+{
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+    {
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            values[n] += __shfl_xor_sync(0xffffffffu, values[n], offset);
+    }
+}
+
+// LayerNorm of the tile's sums in shared memory, `result` [pixels][pitch] with this block's channels, and the output.
+template <typename T>
+__device__ __forceinline__ void normalise_tile(
+    DepthwiseArgs<T> const& args, float const* result, int pitch, float2* stats, int columns, int rank, int image, int y0, int x0)
+{
+    constexpr int kAtOnce = 4; // pixels of a thread whose loads and shuffles are under way together
+    int const channels = args.channels / args.split, pixels = args.rows * columns;
+    int const lanes = lanes_of(channels), lane = static_cast<int>(threadIdx.x) % lanes;
+    int const apart = static_cast<int>(blockDim.x) / lanes, own = static_cast<int>(threadIdx.x) / lanes;
+    // All threads of a warp go round equally often: those beyond the last pixel do it again.
+    int const rounds = (pixels + apart * kAtOnce - 1) / (apart * kAtOnce);
     if (args.split > 1)
         cluster_wait(); // all blocks have begun, so their shared memory is there
-    for (int first = warp; first < pixels; first += warps * kAtOnce)
+    for (int round = 0; round < rounds; ++round)
     {
-        float mean[kAtOnce] = {};
-        for (int c = 4 * lane; c < channels; c += 128)
+        int const first = own + round * kAtOnce * apart;
+        float const* from[kAtOnce];
+        float mean[kAtOnce] = {}, squares[kAtOnce] = {};
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+            from[j] = result + min(first + j * apart, pixels - 1) * pitch;
+        for (int c = 4 * lane; c < channels; c += 4 * lanes)
         {
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j)
             {
-                int const p = min(first + j * warps, pixels - 1);
-                float4 const v = *reinterpret_cast<float4 const*>(result + p * channels + c);
+                float4 const v = *reinterpret_cast<float4 const*>(from[j] + c);
                 mean[j] += (v.x + v.y) + (v.z + v.w);
             }
         }
-        sum_over_warp(mean);
-        float squares[kAtOnce] = {};
+        sum_over_lanes(mean, lanes);
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
             mean[j] /= static_cast<float>(channels);
-        for (int c = 4 * lane; c < channels; c += 128)
+        for (int c = 4 * lane; c < channels; c += 4 * lanes)
         {
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j)
             {
-                int const p = min(first + j * warps, pixels - 1);
-                float4 const v = *reinterpret_cast<float4 const*>(result + p * channels + c);
+                float4 const v = *reinterpret_cast<float4 const*>(from[j] + c);
                 float const a = v.x - mean[j], b = v.y - mean[j], d = v.z - mean[j], e = v.w - mean[j];
                 squares[j] += (a * a + b * b) + (d * d + e * e);
             }
         }
-        sum_over_warp(squares);
+        sum_over_lanes(squares, lanes);
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
         {
-            int const p = first + j * warps;
+            int const p = first + j * apart;
             if (p < pixels && lane < args.split)
             {
                 float2* const to = stats + rank * pixels + p;
@@ -180,14 +190,17 @@ __device__ __forceinline__ void normalise_tile(DepthwiseArgs<T> const& args, flo
     {
         __syncwarp();
     }
-    for (int first = warp; first < pixels; first += warps * kAtOnce)
+    for (int round = 0; round < rounds; ++round)
     {
+        int const first = own + round * kAtOnce * apart;
+        float const* from[kAtOnce];
         float mean[kAtOnce], scale[kAtOnce];
         T* to[kAtOnce];
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j)
         {
-            int const p = min(first + j * warps, pixels - 1);
+            int const p = min(first + j * apart, pixels - 1);
+            from[j] = result + p * pitch;
             float sum = 0.0f, squares = 0.0f;
             for (int r = 0; r < args.split; ++r)
                 sum += stats[r * pixels + p].x;
@@ -200,18 +213,17 @@ __device__ __forceinline__ void normalise_tile(DepthwiseArgs<T> const& args, flo
             }
             scale[j] = 1.0f / sqrtf(squares / static_cast<float>(args.channels) + args.epsilon);
             int const y = y0 + p / columns, x = x0 + p % columns;
-            bool const inside = first + j * warps < pixels && y < args.height && x < args.width;
+            bool const inside = first + j * apart < pixels && y < args.height && x < args.width;
             to[j] = inside ? args.output + ((int64_t{image} * args.height + y) * args.width + x) * args.channels + rank * channels : nullptr;
         }
-        for (int c = 4 * lane; c < channels; c += 128)
+        for (int c = 4 * lane; c < channels; c += 4 * lanes)
         {
             float4 const g = args.gamma ? load_4(args.gamma + rank * channels + c) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
             float4 const b = args.beta ? load_4(args.beta + rank * channels + c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j)
             {
-                int const p = min(first + j * warps, pixels - 1);
-                float4 v = *reinterpret_cast<float4 const*>(result + p * channels + c);
+                float4 v = *reinterpret_cast<float4 const*>(from[j] + c);
                 v.x = fmaf((v.x - mean[j]) * scale[j], g.x, b.x);
                 v.y = fmaf((v.y - mean[j]) * scale[j], g.y, b.y);
                 v.z = fmaf((v.z - mean[j]) * scale[j], g.z, b.z);
@@ -252,6 +264,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
     auto const [rank, image, y0, x0] = place_of(args, columns);
     if (args.split > 1)
         cluster_arrive();
+    next_may_start();
 
     int const first_channel = rank * channels, chunks = channels / kChunk;
     for (int i = thread; i < kKernel * kKernel * chunks; i += threads)
@@ -259,6 +272,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
         int const tap = i / chunks, c = i % chunks * kChunk;
         copy_16(weight + tap * channels + c, args.weight + tap * args.channels + first_channel + c, true);
     }
+    wait_for_kernel_before();
     int const tile_columns = columns + kKernel - 1, tile_rows = args.rows + kKernel - 1;
     if (kTile && !args.planar)
     {
@@ -348,6 +362,195 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
             *reinterpret_cast<float2*>(result + (row * columns + column + i) * channels + 2 * pair) = sum[i];
     }
     __syncthreads();
-    normalise_tile(args, result, stats, columns, rank, image, y0, x0);
+    normalise_tile(args, result, channels, stats, columns, rank, image, y0, x0);
+}
+
+// --- on tensor cores -----------------------------------------------------------------------------------------------------------
+
+// A convolution along x is a product with a band matrix: 8 outputs of a row are 16 inputs times a [16, 8] matrix of the kernel's row, each
+// shifted by one. mma's 16 x 16 operand holds that matrix for two output rows, one below the other, whose kernel rows are ky and ky - 1;
+// its 16 x 8 operand holds 16 inputs for each of 8 places (8 pixels apart along x, or rows apart). So an input row meets each pair of output
+// rows once, and of 2048 products (7 of 16 inputs) * (7 of 8 kernel rows) = 38 % count: three times what float32 units do.
+//
+// Input lies in shared memory channel by channel. A thread reads what the band matrix has at its place from a table of neighbouring
+// weights: of the two halves of the window at most one is not zero.
+
+constexpr int kTensorThreads = 256;
+
+// Where the parts lie in dynamic shared memory. Plain host code too.
+struct DepthwiseTensorLayout
+{
+    int row_bytes, plane_bytes, skew, pitch; // of an input row, a channel; between groups of 8 channels; of the sums, in floats
+    int table, result, stats, bytes;
+
+    __host__ __device__ DepthwiseTensorLayout(int kernel, int rows, int columns, int channels, int split)
+    {
+        auto const round = [](int n) { return (n + 127) / 128 * 128; };
+        int const groups = channels / 8;
+        row_bytes = (columns + 8) * 2;
+        plane_bytes = (rows + kernel - 1) * row_bytes;
+        skew = groups >= 4 ? 32 : groups == 3 ? 48 : 64; // so that a warp that writes several groups meets other banks
+        pitch = channels / 4 % 2 == 0 ? channels + 4 : channels;
+        table = round(channels * plane_bytes + groups * skew);
+        result = table + round(channels * kernel * 8 * 4);
+        stats = result + round(rows * columns * pitch * 4);
+        bytes = stats + split * rows * columns * 8;
+    }
+    __host__ __device__ int plane(int channel) const
+    {
+        return channel * plane_bytes + channel / 8 * skew;
+    }
+};
+
+// args.rows: of the tile, a multiple of kRows; args.strips: 8 pixels each, along x; rows / kRows * strips <= 8.
+template <typename T, int kKernel, int kRows>
+__global__ void __launch_bounds__(kTensorThreads, kRows > 4 ? 1 : 2) depthwise_layernorm_tensor(DepthwiseArgs<T> const args)
+{
+    ONNXFUSE_SHARED(shared);
+    constexpr int kRadius = kKernel / 2, kPairs = kRows / 2;
+    int const columns = 8 * args.strips, channels = args.channels / args.split;
+    DepthwiseTensorLayout const layout(kKernel, args.rows, columns, channels, args.split);
+    uint32_t* const table = reinterpret_cast<uint32_t*>(shared + layout.table);
+    float* const result = reinterpret_cast<float*>(shared + layout.result);
+    float2* const stats = reinterpret_cast<float2*>(shared + layout.stats);
+    int const threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    auto const [rank, image, y0, x0] = place_of(args, columns);
+    int const first_channel = rank * channels;
+    if (args.split > 1)
+        cluster_arrive();
+    next_may_start();
+
+    // table[channel][ky][i] = weights i - 1 and i of that row
+    auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight) + first_channel;
+    for (int i = thread; i < channels * kKernel * 8; i += threads)
+    {
+        int const c = i % channels, entry = i / channels % 8, ky = i / channels / 8, kx = entry - 1;
+        uint32_t const low = kx >= 0 && kx < kKernel ? weight[(ky * kKernel + kx) * args.channels + c] : 0;
+        uint32_t const high = kx + 1 < kKernel ? weight[(ky * kKernel + kx + 1) * args.channels + c] : 0;
+        table[(c * kKernel + ky) * 8 + entry] = low | high << 16;
+    }
+    wait_for_kernel_before();
+    int const in_rows = args.rows + kKernel - 1, in_pairs = columns / 2 + 4;
+    if (!args.planar)
+    {
+        constexpr int kAtOnce = 4;
+        auto const* const from = reinterpret_cast<uint16_t const*>(args.input) + int64_t{image} * args.height * args.width * args.channels + first_channel;
+        int const groups = channels / 8, items = groups * in_pairs * in_rows;
+        for (int first = thread; first < items; first += kAtOnce * threads)
+        {
+            uint4 left[kAtOnce], right[kAtOnce];
+#pragma unroll
+            for (int u = 0; u < kAtOnce; ++u)
+            {
+                int const i = first + u * threads, pixel = i / groups, group = i % groups;
+                int const y = y0 - kRadius + pixel / in_pairs, x = x0 - kRadius + pixel % in_pairs * 2;
+                bool const row_there = i < items && y >= 0 && y < args.height;
+                uint16_t const* const at = from + (int64_t{y} * args.width + x) * args.channels + 8 * group;
+                left[u] = right[u] = make_uint4(0, 0, 0, 0);
+                if (row_there && x >= 0 && x < args.width)
+                    left[u] = *reinterpret_cast<uint4 const*>(at);
+                if (row_there && x + 1 >= 0 && x + 1 < args.width)
+                    right[u] = *reinterpret_cast<uint4 const*>(at + args.channels);
+            }
+#pragma unroll
+            for (int u = 0; u < kAtOnce; ++u)
+            {
+                int const i = first + u * threads, pixel = i / groups, group = i % groups;
+                if (i >= items)
+                    continue;
+                unsigned char* const to = shared + layout.plane(8 * group) + pixel / in_pairs * layout.row_bytes + pixel % in_pairs * 4;
+                uint32_t const a[4] = {left[u].x, left[u].y, left[u].z, left[u].w}, b[4] = {right[u].x, right[u].y, right[u].z, right[u].w};
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                {
+                    *reinterpret_cast<uint32_t*>(to + 2 * j * layout.plane_bytes) = (a[j] & 0xffffu) | b[j] << 16;
+                    *reinterpret_cast<uint32_t*>(to + (2 * j + 1) * layout.plane_bytes) = a[j] >> 16 | (b[j] & 0xffff0000u);
+                }
+            }
+        }
+    }
+    else
+    {
+        auto const* const from = reinterpret_cast<uint16_t const*>(args.input) + (int64_t{image} * args.channels + first_channel) * args.height * args.width;
+        int const each = in_rows * in_pairs;
+#pragma unroll 4
+        for (int i = thread; i < channels * each; i += threads)
+        {
+            int const c = i / each, row = i % each / in_pairs, pair = i % in_pairs;
+            int const y = y0 - kRadius + row, x = x0 - kRadius + pair * 2;
+            bool const row_there = y >= 0 && y < args.height;
+            uint16_t const* const at = from + (int64_t{c} * args.height + y) * args.width + x;
+            uint32_t const left = row_there && x >= 0 && x < args.width ? at[0] : 0;
+            uint32_t const right = row_there && x + 1 >= 0 && x + 1 < args.width ? at[1] : 0;
+            *reinterpret_cast<uint32_t*>(shared + layout.plane(c) + row * layout.row_bytes + pair * 4) = left | right << 16;
+        }
+    }
+    __syncthreads();
+
+    int const g = lane / 4, q = lane % 4, away = 2 * q - g;
+    bool const first_half = away >= -1;
+    int const entry = (first_half ? away : away + 8) + 1;
+    int const places = args.rows / kRows * args.strips;
+    // Whose address this lane gives: place lane % 8, half of the window lane / 8.
+    int const place = min(lane % 8, places - 1);
+    int const window = place / args.strips * kRows * layout.row_bytes + place % args.strips * 16 + lane / 8 % 2 * 16;
+    for (int quad = thread / 32; quad < channels / 4; quad += threads / 32)
+    {
+        float sums[4][kPairs][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+        {
+            int const c = 4 * quad + i;
+            float const bias = args.bias ? widen(args.bias[first_channel + c]) : 0.0f;
+            uint32_t low[kKernel + 2], high[kKernel + 2]; // [ky + 1]; zeros around
+            low[0] = high[0] = low[kKernel + 1] = high[kKernel + 1] = 0;
+#pragma unroll
+            for (int ky = 0; ky < kKernel; ++ky)
+            {
+                uint32_t const word = table[(c * kKernel + ky) * 8 + entry];
+                low[ky + 1] = first_half ? word : 0;
+                high[ky + 1] = first_half ? 0 : word;
+            }
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j)
+                sums[i][j][0] = sums[i][j][1] = sums[i][j][2] = sums[i][j][3] = bias;
+            unsigned char const* const plane = shared + layout.plane(c) + window;
+#pragma unroll
+            for (int y = 0; y < kRows + kKernel - 1; ++y)
+            {
+                uint32_t in[2];
+                load_matrices(in, plane + y * layout.row_bytes);
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j)
+                {
+                    int const ky = y - 2 * j;
+                    if (ky >= 0 && ky <= kKernel)
+                    {
+                        uint32_t const band[4] = {low[ky + 1], low[ky], high[ky + 1], high[ky]};
+                        multiply(sums[i][j], band, in[0], in[1], T{});
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+        {
+            int const n = 2 * q + e;
+            if (n < places)
+            {
+                int const row = n / args.strips * kRows, x = n % args.strips * 8 + g;
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j)
+                {
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        *reinterpret_cast<float4*>(result + ((row + 2 * j + h) * columns + x) * layout.pitch + 4 * quad)
+                            = make_float4(sums[0][j][2 * h + e], sums[1][j][2 * h + e], sums[2][j][2 * h + e], sums[3][j][2 * h + e]);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    normalise_tile(args, result, layout.pitch, stats, columns, rank, image, y0, x0);
 }
 } // namespace onnxfuse

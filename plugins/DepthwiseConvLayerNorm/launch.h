@@ -28,10 +28,11 @@ struct OnnxfuseDepthwise
     void* output;
     // The tactic; zeros: chosen by size.
     int32_t variant;       // 1: input tile in shared memory, 2: input by the caches, 3: tensor cores (16-bit types)
-    int32_t strip;         // outputs of a thread along x: 4 or 7
-    int32_t rows;          // of a tile
-    int32_t strips;        // of a tile, along x
-    int32_t split;         // blocks of a cluster that share the channels: 1, 2, 4 or 8
+    int32_t strip;         // outputs of a thread along x: 4 or 7; variant 3: groups of rows of a tile
+    int32_t rows;          // of a tile; variant 3: of a group: 2, 4 or 8
+    int32_t strips;        // of a tile, along x; variant 3: 8 pixels each, strips * strip <= 8
+    int32_t split;         // blocks of a cluster that share the channels: 1 to 8
+    int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
 // Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (sizes, tactic, a missing pointer), cudaErrorMisalignedAddress

@@ -95,13 +95,13 @@ cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspa
         int const groups = sizes.slab / (p.channels / p.groups);
         int const bytes = 8 * (groups * p.split + sizes.slab) + 16 + 4 * (2 * groups + static_cast<int>(sizes.once) * sizes.slab);
         int64_t const blocks = int64_t{p.images} * (p.channels / sizes.slab) * p.split;
-        return launch_cluster(group_norm_last<T, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, stream);
+        return launch_cluster(group_norm_last<T, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
     }
     int const bytes = 256 + 8 * (p.split + sizes.slab);
     int64_t const blocks = int64_t{p.images} * p.groups * p.split;
     if (sizes.single)
-        return launch_cluster(group_norm_planar<T, 1, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, stream);
-    return launch_cluster(group_norm_planar<T, kVector, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, stream);
+        return launch_cluster(group_norm_planar<T, 1, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
+    return launch_cluster(group_norm_planar<T, kVector, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
 }
 
 template <typename T, int kPerThread>

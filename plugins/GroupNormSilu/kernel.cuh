@@ -158,6 +158,8 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_planar(GroupNormAr
     int64_t const base = group * size + first;
     if (kPart == Part::kAll && args.split > 1)
         cluster_arrive();
+    next_may_start();
+    wait_for_kernel_before();
 
     Vector<T, kVector> held[kPerThread];
 #pragma unroll
@@ -284,6 +286,8 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_last(GroupNormArgs
     int64_t const base = (int64_t{image} * args.pixels + first) * args.channels + first_channel;
     if (kPart == Part::kAll && args.split > 1)
         cluster_arrive();
+    next_may_start();
+    wait_for_kernel_before();
 
     Vector<T, kVector> held[kPerThread];
 #pragma unroll

@@ -32,6 +32,7 @@ struct OnnxfuseGroupNorm
     int32_t per_thread;     // vectors that a thread holds: 1, 2, 4 or 8
     int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels
     int32_t two_kernels;    // 1: statistics by one kernel, the output by another
+    int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
 // Bytes of workspace, at a multiple of 16; 0 for one kernel.

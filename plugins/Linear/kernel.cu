@@ -15,7 +15,7 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     LinearArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
         static_cast<T const*>(p.scale), static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, p.plane,
         across, p.split, p.stages, static_cast<Activation>(p.activation)};
-    return launch_cluster(linear<T, kRows, kColumns>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, stream);
+    return launch_cluster(linear<T, kRows, kColumns>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, p.early != 0, stream);
 }
 
 template <typename T>

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
     int const all_steps = (args.width + kDepth - 1) / kDepth, each = (all_steps + args.split - 1) / args.split;
     int const first = rank * each, steps = max(0, min(each, all_steps - first));
 
-    auto const fetch = [&](int step) {
+    auto const fetch_input = [&](int step) {
         unsigned char* const stage = shared + step % args.stages * S::kStageBytes;
         int const k0 = (first + step) * kDepth;
         for (int i = thread; i < kRows * 8; i += S::kThreads)
@@ -80,6 +80,10 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
             T const* const from = there ? args.input + int64_t{row0 + r} * args.width + k0 + 8 * c : args.input;
             copy_16(stage + (r * 8 + part_of<8>(r, c)) * 16, from, there);
         }
+    };
+    auto const fetch_weight = [&](int step) {
+        unsigned char* const stage = shared + step % args.stages * S::kStageBytes;
+        int const k0 = (first + step) * kDepth;
         for (int i = thread; i < kDepth * kParts; i += S::kThreads)
         {
             int const r = i / kParts, c = i % kParts;
@@ -88,10 +92,14 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
             copy_16(stage + kRows * kDepth * 2 + (r * kParts + part_of<kParts>(r, c)) * 16, from, there);
         }
     };
+    next_may_start();
+    for (int s = 0; s < min(args.stages - 1, steps); ++s)
+        fetch_weight(s);
+    wait_for_kernel_before();
     for (int s = 0; s < args.stages - 1; ++s)
     {
         if (s < steps)
-            fetch(s);
+            fetch_input(s);
         end_of_copies();
     }
 
@@ -106,7 +114,10 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
         }
         __syncthreads();
         if (step + args.stages - 1 < steps)
-            fetch(step + args.stages - 1);
+        {
+            fetch_input(step + args.stages - 1);
+            fetch_weight(step + args.stages - 1);
+        }
         end_of_copies();
         unsigned char const* const a_stage = shared + step % args.stages * S::kStageBytes;
         unsigned char const* const b_stage = a_stage + kRows * kDepth * 2;

@@ -30,6 +30,7 @@ struct OnnxfuseLinear
     int32_t tile_columns; // 64 or 128
     int32_t stages;       // of the pipeline: 2 to 4
     int32_t split;        // blocks of a cluster that share k: 1, 2, 4 or 8
+    int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
 // Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (types, sizes, tactic, a missing pointer),

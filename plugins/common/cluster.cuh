@@ -7,10 +7,11 @@
 
 namespace onnxfuse
 {
-// `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. cudaErrorInvalidValue where the grid is too large, or the
+// `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. early: it may start before the stream's kernel before it
+// has ended, and waits for it itself (compute capability 9.0). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.
 template <typename Args>
-cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t blocks, int threads, int bytes, int cluster, cudaStream_t stream)
+cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t blocks, int threads, int bytes, int cluster, bool early, cudaStream_t stream)
 {
     if (blocks > INT32_MAX)
         return cudaErrorInvalidValue;
@@ -34,13 +35,19 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t block
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
-    cudaLaunchAttribute attribute[1];
+    cudaLaunchAttribute attribute[2];
     attribute[0].id = cudaLaunchAttributeClusterDimension;
     attribute[0].val.clusterDim.x = static_cast<unsigned>(cluster);
     attribute[0].val.clusterDim.y = 1;
     attribute[0].val.clusterDim.z = 1;
+    unsigned count = cluster > 1 ? 1 : 0;
+    if (early)
+    {
+        attribute[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     config.attrs = attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
+    config.numAttrs = count;
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 } // namespace onnxfuse

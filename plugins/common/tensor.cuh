@@ -88,6 +88,22 @@ __device__ __forceinline__ void wait_for_copies()
 #endif
 }
 
+// Lets the next kernel of the stream start before this one ends, where it was launched so (launch_cluster's `early`).
+__device__ __forceinline__ void next_may_start()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until the kernel before has ended and its writes are seen; at once where this kernel was not started early. Before any read of
+// what another kernel writes, and before any write.
+__device__ __forceinline__ void wait_for_kernel_before()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // What was written in shared memory before arriving is seen by all blocks of the cluster after waiting.
 __device__ __forceinline__ void cluster_arrive()
 {

@@ -79,6 +79,9 @@ void wait_for_copies()
 {
 }
 
+inline void next_may_start() {}
+inline void wait_for_kernel_before() {}
+
 // Both halves at once: the emulator's barrier. Nothing may rely on what happens between.
 inline void cluster_arrive() {}
 inline void cluster_wait()
