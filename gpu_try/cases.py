@@ -33,6 +33,9 @@ def HOST_CASES(t):
             l(f"linear {dt} all", dt, M=130, K=200, N=72, act="silu", scale=True, residual=True, rows=rows, columns=columns, split=2, stages=2)
             l(f"linear {dt} deep, more blocks than steps", dt, M=33, K=328, N=64, rows=rows, columns=columns, split=8, stages=3, residual=True)
             l(f"linear {dt} plane", dt, M=98, K=72, N=72, plane=49, scale=True, residual=True, rows=rows, columns=columns, split=4)
+        for columns in (128, 256):
+            l(f"hopper {dt}", dt, M=130, K=136, N=264, act="gelu", columns=columns, hopper=1)
+            l(f"hopper {dt} all", dt, M=300, K=456, N=136, act="silu", scale=True, residual=True, columns=columns, hopper=1)
         for act in ("none", "relu", "gelu_tanh", "gelu_quick"): l(f"linear {dt} {act}", dt, M=20, K=64, N=64, act=act, bias=act != "none")
         l(f"linear {dt} plane, one block", dt, M=98, K=264, N=40, plane=49, act="gelu", bias=False)
     return out
@@ -49,22 +52,63 @@ def GPU_CASES(t):
         return r
     out.append(dict(kind=t.COPY, name="copy bandwidth", measure=copy, time=True))
     stages = ((56, 96), (28, 192), (14, 384), (7, 768))
+    depthwise_1 = {56: ((3, 2, 1, 7, 4), (3, 4, 1, 7, 3), (3, 2, 1, 7, 3), (3, 2, 2, 4, 4), (3, 4, 1, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 1, 1), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 4, 4, 1, 1), (2, 4, 7, 1, 1)),
+        28: ((3, 2, 2, 4, 8), (3, 2, 1, 4, 8), (3, 2, 2, 4, 4), (3, 4, 1, 4, 8), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 2, 7, 1, 2), (1, 1, 7, 1, 1), (1, 2, 4, 1, 2), (2, 2, 7, 1, 1)),
+        14: ((3, 2, 4, 2, 8), (3, 4, 4, 2, 8), (3, 4, 2, 2, 8), (3, 2, 2, 2, 8), (3, 4, 1, 2, 8), (3, 2, 4, 1, 8), (1, 2, 7, 1, 2), (1, 4, 7, 1, 4), (1, 2, 7, 1, 4), (1, 2, 7, 1, 8), (1, 1, 7, 1, 4), (1, 2, 4, 1, 4), (2, 2, 7, 1, 4)),
+        7: ((3, 2, 4, 1, 8), (3, 2, 2, 1, 8), (3, 2, 1, 1, 8), (3, 4, 2, 1, 8), (1, 1, 7, 1, 4), (1, 1, 7, 1, 8), (1, 2, 7, 1, 8), (1, 7, 7, 1, 8), (1, 1, 4, 2, 8), (1, 1, 4, 1, 8), (2, 2, 7, 1, 8))}
+    linear_1 = {(56, "fc1"): ((64, 64, 2, 1), (64, 64, 3, 1), (64, 128, 2, 1), (128, 128, 2, 1), (32, 64, 2, 1)), (56, "fc2"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 3, 1), (64, 64, 3, 2), (32, 64, 3, 2)),
+        (28, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (64, 128, 3, 1), (32, 64, 3, 1), (128, 128, 3, 1)), (28, "fc2"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)),
+        (14, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 4, 1), (64, 64, 3, 2), (64, 64, 4, 2)), (14, "fc2"): ((64, 64, 4, 2), (64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 2), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8)),
+        (7, "fc1"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)), (7, "fc2"): ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8))}
+    linears = lambda C: (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True)))
+
+    def chain(m):
+        """All 18 blocks of ConvNeXt-tiny at batch 1, 54 kernels with their own weights: one after the other, and each started early."""
+        rng = t.np.random.default_rng(1); f16 = lambda *n, s=1.0: m.put((rng.standard_normal(n, dtype=t.np.float32) * s).astype(t.np.float16)); links = []; best = {}; outs = []
+        for (H, C), depth in zip(stages, (3, 3, 9, 3)):
+            M = H * H; x = f16(M, C); t1, t2, x2 = m.alloc(M * C * 2), m.alloc(M * C * 8), m.alloc(M * C * 2); host = {n: (rng.standard_normal(n, dtype=t.np.float32) * s).astype(t.np.float16) for n, s in (((49, C), 1 / 7), ((C, 4 * C), C ** -0.5), ((4 * C, C), (4 * C) ** -0.5))}; vec = f16(4 * C, s=0.3)
+            def tuned(kind, p, names, tactics):
+                times = []
+                for tac in tactics:
+                    for n, v in zip(names, tac): setattr(p, n, v)
+                    try: times.append((m.time(kind, [p], 0, 10, 5, False)[0], tac))
+                    except RuntimeError: m.lib.gt_sync()
+                us, tac = min(times)
+                for n, v in zip(names, tac): setattr(p, n, v)
+                best[f"{H} {('dw', '', 'linear')[kind]} {p.width if kind == t.LINEAR else ''}"] = (us, tac); return p
+            d0 = f0 = g0 = None
+            for b in range(depth):
+                w, w1, w2 = (m.put(a) for a in host.values())
+                a = t.Depthwise(dtype=1, kernel=7, images=1, height=H, width=H, channels=C, epsilon=1e-6, input=x, weight=w, bias=vec, gamma=vec, beta=vec, output=t1)
+                e = t.Linear(dtype=1, activation=3, rows=M, width=C, columns=4 * C, input=t1, weight=w1, bias=vec, output=t2)
+                f = t.Linear(dtype=1, rows=M, width=4 * C, columns=C, input=t2, weight=w2, bias=vec, scale=vec, residual=x, output=x2)
+                if b == 0: tuned(t.DEPTHWISE, a, ("variant", "rows", "strip", "strips", "split"), depthwise_1[H]); tuned(t.LINEAR, e, ("tile_rows", "tile_columns", "stages", "split"), linear_1[H, "fc1"]); tuned(t.LINEAR, f, ("tile_rows", "tile_columns", "stages", "split"), linear_1[H, "fc2"]); first = (a, e, f)
+                else:
+                    for p, q, names in ((a, first[0], ("variant", "rows", "strip", "strips", "split")), (e, first[1], ("tile_rows", "tile_columns", "stages", "split")), (f, first[2], ("tile_rows", "tile_columns", "stages", "split"))):
+                        for n in names: setattr(p, n, getattr(q, n))
+                links += [(t.DEPTHWISE, a), (t.LINEAR, e), (t.LINEAR, f)]; x, x2 = x2, (m.alloc(M * C * 2) if b == 0 else x)
+            outs.append((x, M * C))
+        r = {"best": best, "sum_of_best_us": round(sum(us * {56: 3, 28: 3, 14: 9, 7: 3}[int(n.split()[0])] for n, (us, _) in best.items()), 1)}
+        table = (t.Link * (len(links) + 1))(*[t.Link(kind, t.ctypes.addressof(p)) for kind, p in links]); n = 0
+        got = []
+        for early in (0, 1):
+            for _, p in links: p.early = early
+            us = m.time(t.CHAIN, [head_of(t, table)], 0, 1, 30, False); r["early" if early else "in turn"] = us
+            got.append([m.get(d, t.np.empty(k, t.np.float16)).tobytes() for d, k in outs])
+        per = {}
+        for early in (0, 1):
+            for _, p in links: p.early = early
+            for i, (H, d) in enumerate(((56, 3), (28, 3), (14, 9), (7, 3))):
+                start = 3 * sum((3, 3, 9, 3)[:i]); part = (t.Link * (3 * d + 1))(*[t.Link(kind, t.ctypes.addressof(p)) for kind, p in links[start:start + 3 * d]]); per[f"{H} {'early' if early else 'in turn'}"] = round(m.time(t.CHAIN, [head_of(t, part)], 0, 1, 20, False)[0] / d, 2)
+        r["us_a_block"] = per; r["same"] = got[0] == got[1]; r["finite"] = all(bool(t.np.isfinite(t.np.frombuffer(b, t.np.float16)).all()) for b in got[0]); m.free(); return r
+    out.append(dict(kind=t.CHAIN, name="convnext_tiny, its 18 blocks", measure=chain, time=True))
     # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
-        for rows, split, strip, strips, v in {56: ((7, 1, 7, 1, 1), (4, 1, 7, 1, 1), (4, 2, 7, 1, 1), (2, 1, 7, 1, 1), (2, 1, 7, 2, 1), (4, 1, 4, 1, 1), (4, 1, 7, 1, 2), (2, 1, 7, 1, 2)),
-                28: ((4, 1, 7, 1, 1), (4, 2, 7, 1, 1), (2, 1, 7, 1, 1), (2, 2, 7, 1, 1), (1, 1, 7, 1, 1), (2, 2, 4, 1, 1), (2, 1, 7, 1, 2)),
-                14: ((2, 1, 7, 1, 1), (2, 2, 7, 1, 1), (4, 4, 7, 1, 1), (7, 4, 7, 1, 1), (2, 4, 7, 1, 1), (1, 2, 7, 1, 1), (2, 4, 4, 1, 1), (2, 4, 7, 1, 2)),
-                7: ((1, 4, 7, 1, 1), (1, 8, 7, 1, 1), (2, 8, 7, 1, 1), (7, 8, 7, 1, 1), (2, 4, 4, 2, 1), (1, 8, 4, 2, 1), (1, 8, 4, 1, 1), (2, 8, 7, 1, 2))}[H]:
-            d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+        for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
     # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
     for H, C in stages:
-        M = H * H
-        for fc, kw in (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True))):
-            for rows, columns, stg, split in {(56, "fc1"): ((64, 64, 2, 1), (64, 64, 3, 1), (64, 128, 2, 1), (128, 128, 2, 1), (32, 64, 2, 1)), (56, "fc2"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 3, 1), (64, 64, 3, 2), (32, 64, 3, 2)),
-                    (28, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (64, 128, 3, 1), (32, 64, 3, 1), (128, 128, 3, 1)), (28, "fc2"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (64, 128, 4, 4)),
-                    (14, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 4, 1), (64, 64, 3, 2), (64, 64, 4, 2)), (14, "fc2"): ((64, 64, 4, 2), (64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 8)),
-                    (7, "fc1"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (64, 128, 4, 4)), (7, "fc2"): ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8))}[H, fc]:
-                l(f"{fc} b1 {M}x{kw['K']}x{kw['N']}", M=M, rows=rows, columns=columns, stages=stg, split=split, **kw)
+        for fc, kw in linears(C):
+            for rows, columns, stg, split in linear_1[H, fc]: l(f"{fc} b1 {H * H}x{kw['K']}x{kw['N']}", M=H * H, rows=rows, columns=columns, stages=stg, split=split, **kw)
     # --- GroupNorm -------------------------------------------------------------------------------------------------------------
     for last in (0, 1):
         for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
@@ -74,11 +118,14 @@ def GPU_CASES(t):
     # --- larger batches ----------------------------------------------------------------------------------------------------------
     for N in (32, 8):
         for H, C in stages:
-            for rows, split, strip, strips, v in {56: ((7, 1, 7, 1, 1), (4, 1, 7, 1, 1), (7, 1, 7, 2, 1), (4, 1, 7, 2, 2)), 28: ((4, 1, 7, 1, 1), (7, 1, 7, 1, 1), (4, 1, 7, 1, 2)), 14: ((2, 1, 7, 1, 1), (7, 2, 7, 1, 1), (7, 4, 7, 2, 1)), 7: ((7, 8, 7, 1, 1), (7, 4, 7, 1, 1), (1, 1, 7, 1, 2))}[H]:
+            for v, rows, strip, strips, split in {56: ((3, 8, 1, 7, 4), (3, 8, 1, 7, 3), (3, 4, 1, 7, 2), (3, 4, 1, 7, 4), (3, 8, 1, 4, 3), (3, 4, 2, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 2, 1)), 28: ((3, 8, 2, 4, 8), (3, 4, 2, 4, 8), (3, 4, 2, 4, 4), (3, 8, 1, 4, 4), (1, 4, 7, 1, 1)), 14: ((3, 4, 4, 2, 8), (3, 8, 2, 2, 8), (3, 4, 4, 2, 4), (1, 7, 7, 1, 2)), 7: ((3, 2, 4, 1, 8), (3, 8, 1, 1, 8), (3, 4, 2, 1, 8), (1, 7, 7, 1, 8))}[H]:
                 d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
         for H, C in stages:
-            for fc, kw in (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True))):
+            for fc, kw in linears(C):
+                for columns in (128, 256):
+                    if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, columns=columns, hopper=1, **kw)
                 for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
+    for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
     l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
     # --- correctness of the rest -----------------------------------------------------------------------------------------------------
     for dt in ("bfloat16", "float32"):
@@ -86,3 +133,9 @@ def GPU_CASES(t):
         for last in (0, 1): g(f"gn {dt} last{last}", dt, N=2, C=320, HW=1024, last=last, film=1, split=4, time=False); g(f"gn {dt} last{last} odd", dt, N=2, C=96, HW=1023, last=last, film=1, time=False)
     l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
     return out
+
+
+def head_of(t, table):
+    """A problem that is the table itself: gt_time copies one problem's bytes, so give it all links in one structure."""
+    class Links(t.ctypes.Structure): _fields_ = [("links", t.Link * len(table))]
+    return Links.from_buffer(table)

@@ -2,6 +2,7 @@
 
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
+#include "hopper.h"
 
 namespace onnxfuse
 {
@@ -62,6 +63,8 @@ extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* strea
     if (p.stages < 2 || p.stages > 4 || (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8))
         return cudaErrorInvalidValue;
     auto const s = static_cast<cudaStream_t>(stream);
+    if (p.hopper)
+        return p.split == 1 && p.plane == 0 && (p.tile_columns == 128 || p.tile_columns == 256) ? launch_linear_hopper(p, s) : cudaErrorInvalidValue;
     switch (static_cast<Dtype>(p.dtype))
     {
     case Dtype::kFloat16: return launch<__half>(p, s);

@@ -1,0 +1,47 @@
+#include "hopper.cuh"
+
+#include "../common/cluster.cuh"
+#include "../common/launch.cuh"
+#include "hopper.h"
+
+namespace onnxfuse
+{
+namespace
+{
+template <typename T, int kColumns>
+cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    int sms = 0;
+    if (cudaError_t const status = multiprocessors(sms); status != cudaSuccess)
+        return status;
+    int const across = static_cast<int>(ceil_div(p.columns, kColumns));
+    HopperArgs<T> args{};
+    bool const bfloat = static_cast<Dtype>(p.dtype) == Dtype::kBfloat16;
+    if (cudaError_t const status = make_tile_map(args.input, p.input, bfloat, p.rows, p.width, kHopperRows); status != cudaSuccess)
+        return status;
+    if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
+        return status;
+    args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
+        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, 0, across, 1, HopperShape<kColumns>::kStages,
+        static_cast<Activation>(p.activation)};
+    int64_t const tiles = ceil_div(p.rows, kHopperRows) * across;
+    return launch_cluster(linear_hopper<T, kColumns>, args, std::min<int64_t>(tiles, sms), kHopperThreads, HopperShape<kColumns>::kBytes, 1, p.early != 0, stream);
+}
+
+template <typename T>
+cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    return p.tile_columns == 256 ? launch<T, 256>(p, stream) : launch<T, 128>(p, stream);
+}
+} // namespace
+
+cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (static_cast<Dtype>(p.dtype))
+    {
+    case Dtype::kFloat16: return launch<__half>(p, stream);
+    case Dtype::kBfloat16: return launch<__nv_bfloat16>(p, stream);
+    default: return cudaErrorInvalidValue;
+    }
+}
+} // namespace onnxfuse

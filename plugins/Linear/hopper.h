@@ -1,0 +1,12 @@
+// The way from the launcher to the kernel for Hopper.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "launch.h"
+
+namespace onnxfuse
+{
+// p.tile_columns: 128 or 256; p.plane: 0. All else was checked.
+cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream);
+} // namespace onnxfuse
