@@ -2,7 +2,7 @@
 # build.sh: compiles the kernels and the driver's helpers into gpu_try/epilogues.bin (a shared library)
 cd "$(dirname "$0")"; cu=${CU:-/work/main/.venv/lib/python3.11/site-packages/nvidia/cu13}; mkdir -p obj
 cc() { o=obj/$(echo $1 | tr ./ __).o; [ $o -nt $1 ] && [ -z "$(find ../plugins -name '*.cuh' -newer $o -o -name '*.h' -newer $o)" ] && exit 0
-$cu/bin/nvcc -std=c++17 -O3 $FLAGS -gencode arch=compute_90a,code=sm_90a --compress-mode=size -lineinfo -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden -c $1 -o $o >$o.log 2>&1 || { rm -f $o; echo FAILED $1; grep -m 12 -E "error|fault" $o.log; exit 255; }; }
+$cu/bin/nvcc -std=c++17 -O3 $FLAGS -gencode arch=compute_90a,code=sm_90a --compress-mode=size -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden -c $1 -o $o >$o.log 2>&1 || { rm -f $o; echo FAILED $1; grep -m 12 -E "error|fault" $o.log; exit 255; }; }
 export -f cc; export cu FLAGS
 printf '%s\n' ../plugins/{DepthwiseConvLayerNorm,GroupNormSilu,Linear}/*.cu helper.cu | xargs -P 2 -I{} bash -c 'cc {}' || exit 1
 g++ -shared -s -o epilogues.bin obj/*.o -L$cu/lib -lcudart_static -lrt -lpthread -ldl -static-libstdc++ -static-libgcc && ls -l epilogues.bin

@@ -102,6 +102,11 @@ def GPU_CASES(t):
                 start = 3 * sum((3, 3, 9, 3)[:i]); part = (t.Link * (3 * d + 1))(*[t.Link(kind, t.ctypes.addressof(p)) for kind, p in links[start:start + 3 * d]]); per[f"{H} {'early' if early else 'in turn'}"] = round(m.time(t.CHAIN, [head_of(t, part)], 0, 1, 20, False)[0] / d, 2)
         r["us_a_block"] = per; r["same"] = got[0] == got[1]; r["finite"] = all(bool(t.np.isfinite(t.np.frombuffer(b, t.np.float16)).all()) for b in got[0]); m.free(); return r
     out.append(dict(kind=t.CHAIN, name="convnext_tiny, its 18 blocks", measure=chain, time=True))
+    # --- all types, odd sizes ----------------------------------------------------------------------------------------------------
+    for dt in ("bfloat16", "float32"):
+        d(f"dw b2 {dt} planar", dt, N=2, H=29, W=31, C=96, planar=1, rows=4, time=False); d(f"dw b1 {dt} cluster", dt, H=15, C=768, rows=2, split=8, time=False)
+        for last in (0, 1): g(f"gn {dt} last{last}", dt, N=2, C=320, HW=1024, last=last, film=1, split=4, time=False); g(f"gn {dt} last{last} odd", dt, N=2, C=96, HW=1023, last=last, film=1, time=False)
+    l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
     # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
         for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
@@ -109,14 +114,10 @@ def GPU_CASES(t):
     for H, C in stages:
         for fc, kw in linears(C):
             for rows, columns, stg, split in linear_1[H, fc]: l(f"{fc} b1 {H * H}x{kw['K']}x{kw['N']}", M=H * H, rows=rows, columns=columns, stages=stg, split=split, **kw)
-    # --- GroupNorm -------------------------------------------------------------------------------------------------------------
-    for last in (0, 1):
-        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
-                (1, 128, 262144, ((512, 0, 16, 0), (256, 0, 128, 1), (512, 0, 64, 1), (512, 0, 128, 1), (512, 0, 256, 1))), (2, 512, 65536, ((512, 0, 0, 0), (512, 0, 16, 0), (512, 0, 64, 1)))):
-            for th, per, split, two in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, per=per, split=split, two=two)
-        g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)
+    for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
+    l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
     # --- larger batches ----------------------------------------------------------------------------------------------------------
-    for N in (32, 8):
+    for N in (32,):
         for H, C in stages:
             for v, rows, strip, strips, split in {56: ((3, 8, 1, 7, 4), (3, 8, 1, 7, 3), (3, 4, 1, 7, 2), (3, 4, 1, 7, 4), (3, 8, 1, 4, 3), (3, 4, 2, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 2, 1)), 28: ((3, 8, 2, 4, 8), (3, 4, 2, 4, 8), (3, 4, 2, 4, 4), (3, 8, 1, 4, 4), (1, 4, 7, 1, 1)), 14: ((3, 4, 4, 2, 8), (3, 8, 2, 2, 8), (3, 4, 4, 2, 4), (1, 7, 7, 1, 2)), 7: ((3, 2, 4, 1, 8), (3, 8, 1, 1, 8), (3, 4, 2, 1, 8), (1, 7, 7, 1, 8))}[H]:
                 d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
@@ -125,13 +126,21 @@ def GPU_CASES(t):
                 for columns in (128, 256):
                     if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, columns=columns, hopper=1, **kw)
                 for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
-    for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
-    l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
-    # --- correctness of the rest -----------------------------------------------------------------------------------------------------
-    for dt in ("bfloat16", "float32"):
-        d(f"dw b2 {dt} planar", dt, N=2, H=29, W=31, C=96, planar=1, rows=4, time=False); d(f"dw b1 {dt} cluster", dt, H=15, C=768, rows=2, split=8, time=False)
-        for last in (0, 1): g(f"gn {dt} last{last}", dt, N=2, C=320, HW=1024, last=last, film=1, split=4, time=False); g(f"gn {dt} last{last} odd", dt, N=2, C=96, HW=1023, last=last, film=1, time=False)
-    l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
+    # --- GroupNorm -------------------------------------------------------------------------------------------------------------
+    for last in (0, 1):
+        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
+                (1, 128, 262144, ((512, 0, 16, 0), (256, 0, 128, 1), (512, 0, 64, 1), (512, 0, 128, 1), (512, 0, 256, 1))), (2, 512, 65536, ((512, 0, 0, 0), (512, 0, 16, 0), (512, 0, 64, 1)))):
+            for th, per, split, two in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, per=per, split=split, two=two)
+        g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)
+    for N in (8,):
+        for H, C in stages:
+            for v, rows, strip, strips, split in {56: ((3, 8, 1, 7, 4), (3, 8, 1, 7, 3), (3, 4, 1, 7, 2), (3, 4, 1, 7, 4), (3, 8, 1, 4, 3), (3, 4, 2, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 2, 1)), 28: ((3, 8, 2, 4, 8), (3, 4, 2, 4, 8), (3, 4, 2, 4, 4), (3, 8, 1, 4, 4), (1, 4, 7, 1, 1)), 14: ((3, 4, 4, 2, 8), (3, 8, 2, 2, 8), (3, 4, 4, 2, 4), (1, 7, 7, 1, 2)), 7: ((3, 2, 4, 1, 8), (3, 8, 1, 1, 8), (3, 4, 2, 1, 8), (1, 7, 7, 1, 8))}[H]:
+                d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+        for H, C in stages:
+            for fc, kw in linears(C):
+                for columns in (128, 256):
+                    if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, columns=columns, hopper=1, **kw)
+                for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
     return out
 
 

@@ -112,7 +112,7 @@ def build(k, m, sets):
         N, C, G, HW = (k[n] for n in ("N", "C", "G", "HW")); x = kept(k, "x", lambda r: store(dt, random(r, (N, HW, C) if k["last"] else (N, C, HW), k["offset"]))); shape = x.shape
         g, be = (small(C, 0.3, 1.0), small(C, 0.3)) if k["affine"] else (None, None); fs, fb = (small((N, C), 0.3), small((N, C), 0.3)) if k["film"] else (None, None); weights = dict(gamma=g, beta=be, film_scale=fs, film_shift=fb)
         def make(): return GroupNorm(dtype=code, silu=k["silu"], images=N, channels=C, groups=G, pixels=HW, channels_last=k["last"], add_one=1, epsilon=1e-5, **k["tactic"])
-        picked = sorted({0, N - 1}); cut = max(1, HW * C // 6_000_000)
+        picked = sorted({0, N - 1}); cut = max(1, HW * C // 1_000_000)
         def want():
             v = widen(dt, x[picked]); v = v.transpose(0, 2, 1) if k["last"] else v; v = v.reshape(len(picked), G, -1)
             mean = v.mean(-1, keepdims=True); v = (v - mean) / np.sqrt(v.var(-1, keepdims=True) + np.float64(np.float32(1e-5))); v = v.reshape(len(picked), C, HW)
@@ -125,7 +125,7 @@ def build(k, m, sets):
         M, K, N = (k[n] for n in "MKN"); x = kept(k, "x", lambda r: store(dt, random(r, (M, K)))); w = kept(k, "weight", lambda r: store(dt, random(r, (K, N)) / math.sqrt(K))); pl = k["plane"]; shape = (M // pl, N, pl) if pl else (M, N)
         b = small(N) if k["bias"] else None; s = small(N, 0.5) if k["scale"] else None; r = kept(k, "residual", lambda g: store(dt, random(g, shape))) if k["residual"] else None; weights = dict(weight=w, bias=b, scale=s)
         def make(): return Linear(dtype=code, activation=ACT[k["act"]], rows=M, width=K, columns=N, plane=pl, **k["tactic"])
-        picked = np.arange(M) if M * N <= 2_500_000 else np.unique(np.linspace(0, M - 1, max(32, 2_500_000 // N // 4)).astype(int))
+        picked = np.arange(M) if M * N <= 400_000 else np.unique(np.linspace(0, M - 1, max(32, 400_000 // N)).astype(int))
         flat = lambda a: (a.transpose(0, 2, 1).reshape(M, N) if pl else a)[picked]
         def want():
             z = widen(dt, x[picked]) @ widen(dt, w)
@@ -212,7 +212,7 @@ def main():
                 except ValueError: other.append(line.strip()); continue
                 if "at" in d: at = d["at"]
                 else: i = d["case"] + 1; results.append(d); print(line_of(d), d.get("s", ""), flush=True)
-            if time.time() - last[0] > 10: child.kill()
+            if time.time() - last[0] > (6 if results else 15): child.kill()
             if time.time() - start > budget: late = True; child.kill()
         child.wait(); th.join()
         if i <= at and i < len(cases) and not late:
