@@ -19,6 +19,8 @@ _OWN_ATTRIBUTES = {
     "dtype": AttributeProto.INT,
     "epsilon": AttributeProto.FLOAT,
     "grouped_shape": AttributeProto.TENSOR,
+    "channels": AttributeProto.INT,
+    "pads": AttributeProto.INTS,
     "num_groups": AttributeProto.INT,
 }
 _UNCHECKED = "onnxfuse.deprecated"  # a domain that the checker does not know

@@ -1,0 +1,148 @@
+"""linear_epilogue: a product, its bias and what follows become one node; a chain of ConvNeXt blocks keeps no transpose inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from tests.fusions.helpers import NEWEST, Net, check, fuse, names, ops, proved, random, value
+from tests.fusions.strategies import Planter, first
+
+F16 = TensorProto.FLOAT16
+K, N = 16, 24
+X = random(2, 3, K, dtype=np.float16)
+OPS = {"erf": "LinearGelu", "tanh": "LinearGeluTanh", "quick": "LinearQuickGelu", "silu": "LinearSilu", "relu": "LinearRelu"}
+HALF = {"rtol": 5e-3, "atol": 5e-3}
+
+
+def weights(net: Net, *shape: int, seed: int = 1) -> str:
+    return net.const(np.random.default_rng(seed).standard_normal(shape) / 4, np.float16)
+
+
+def activated(variant: str, opset: int = 17, bias: bool = True, swap: bool = False, shape: Any = ("N", 3, K), **kwargs: Any) -> onnx.ModelProto:
+    net = Net(opset, **kwargs)
+    y = net.op("MatMul", "x", weights(net, K, N))
+    if bias:
+        b = weights(net, N, seed=2)
+        y = net.op("Add", *((b, y) if swap else (y, b)))
+    if variant == "relu":
+        last = net.op("Relu", y)
+    elif variant == "silu":
+        last = net.op("Mul", y, net.op("Sigmoid", y))
+    else:
+        last = getattr(Planter(net, first, np.float16), f"gelu_{variant}")(y)
+    return net.model([value("x", shape, F16)], [last])
+
+
+@pytest.mark.parametrize("variant", list(OPS))
+@pytest.mark.parametrize("opset", [13, 17, 20, NEWEST])
+def test_activations_at_every_opset(variant: str, opset: int) -> None:
+    fused, sites, _ = check(activated(variant, opset), {"x": X}, **HALF)
+    assert ops(fused) == [f"onnxfuse::{OPS[variant]}"]
+    assert sites[-1] == ("linear_epilogue", variant)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("constant_nodes", [False, True])
+def test_spellings_of_the_bias(bias: bool, swap: bool, constant_nodes: bool) -> None:
+    fused, sites, _ = check(activated("erf", bias=bias, swap=swap, constant_nodes=constant_nodes), {"x": X}, **HALF)
+    assert ops(fused) == ["onnxfuse::LinearGelu"]
+    assert names(sites) == ["gelu", "linear_epilogue"]
+
+
+def test_float32_is_left_to_others() -> None:
+    net = Net()
+    last = net.op("Relu", net.op("MatMul", "x", net.const(np.ones((K, N)))))
+    _, sites, misses = check(net.model([value("x", ("N", 3, K))], [last]), {"x": random(2, 3, K)})
+    assert names(sites) == []
+    assert any("tensor cores take float16 and bfloat16" in miss.reason for miss in misses), misses
+
+
+def test_bfloat16() -> None:
+    import ml_dtypes
+
+    net = Net(NEWEST)
+    product = net.op("MatMul", "x", net.const(np.ones((K, N)), ml_dtypes.bfloat16))
+    original = net.model([value("x", ("N", 3, K), TensorProto.BFLOAT16)], [net.op("Relu", net.op("Add", product, net.const(np.ones(N), ml_dtypes.bfloat16)))])
+    fused, sites, _ = fuse(original)
+    assert names(sites) == ["linear_epilogue"]
+    proved(original, fused)
+
+
+REFUSED: list[tuple[tuple[int, ...], str]] = [
+    ((12, N), "are no multiples of 8 ([12, 24])"),
+    ((K, 20), "are no multiples of 8 ([16, 20])"),
+    ((2, K, N), "is no matrix ([2, 16, 24])"),
+]
+
+
+@pytest.mark.parametrize(("shape", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_refused(shape: tuple[int, ...], reason: str) -> None:
+    net = Net()
+    last = net.op("Relu", net.op("MatMul", "x", weights(net, *shape)))
+    _, sites, misses = check(net.model([value("x", (2, 3, shape[-2]), F16)], [last]), {"x": random(2, 3, shape[-2], dtype=np.float16)}, **HALF)
+    assert names(sites) == []
+    assert any(reason in miss.reason for miss in misses if miss.fusion == "linear_epilogue"), misses
+
+
+# --- ConvNeXt -------------------------------------------------------------------------------------------------------------------
+
+C, SIDE = 16, 6
+
+
+def block(net: Net, x: str, seed: int, scaled: str = "behind") -> str:
+    """As timm writes it: Conv, Transpose, LayerNormalization, MatMul + Add, Gelu, MatMul + Add, Transpose, Mul, Add."""
+    conv = net.op("Conv", x, weights(net, C, 1, 7, 7, seed=seed), weights(net, C, seed=seed + 1), group=C, pads=[3] * 4, kernel_shape=[7, 7])
+    rows = net.op("Transpose", conv, perm=[0, 2, 3, 1])
+    rows = net.op("LayerNormalization", rows, weights(net, C, seed=seed + 2), weights(net, C, seed=seed + 3), axis=-1, epsilon=1e-6)
+    hidden = net.op("Add", net.op("MatMul", rows, weights(net, C, 4 * C, seed=seed + 4)), weights(net, 4 * C, seed=seed + 5))
+    hidden = Planter(net, first, np.float16).gelu_erf(hidden)
+    rows = net.op("Add", net.op("MatMul", hidden, weights(net, 4 * C, C, seed=seed + 6)), weights(net, C, seed=seed + 7))
+    if scaled == "before":
+        rows = net.op("Mul", rows, weights(net, C, seed=seed + 8))
+    y = net.op("Transpose", rows, perm=[0, 3, 1, 2])
+    if scaled == "behind":
+        y = net.op("Mul", y, weights(net, 1, C, 1, 1, seed=seed + 8))
+    return net.op("Add", y, x)
+
+
+@pytest.mark.parametrize("scaled", ["behind", "before"])
+@pytest.mark.parametrize("batch", ["N", 1])
+def test_no_transpose_is_left_between_blocks(scaled: str, batch: Any) -> None:
+    net = Net(17)
+    x = net.op("Relu", "x")
+    for seed in (10, 30, 50):
+        x = block(net, x, seed, scaled)
+    original = net.model([value("x", (batch, C, SIDE, SIDE), F16)], [x])
+    feeds = {"x": random(1, C, SIDE, SIDE, dtype=np.float16)}
+    fused, sites, _ = check(original, feeds, rtol=2e-2, atol=2e-2)
+    first_block = ["onnxfuse::DepthwiseConvLayerNorm", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]
+    others = ["onnxfuse::DepthwiseConvLayerNormLast", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]
+    got = ops(fused)
+    assert sorted(got) == sorted(["Relu", "Transpose", *first_block, *others, *others, "Transpose"]), got
+    assert names(sites).count("linear_epilogue") == 6
+    assert names(sites).count("dwconv_layernorm") == 3
+
+
+def test_layer_scale_of_a_transformer() -> None:
+    net = Net(17)
+    product = net.op("Add", net.op("MatMul", "x", weights(net, K, K)), weights(net, K, seed=2))
+    y = net.op("Add", net.op("Mul", product, weights(net, K, seed=3)), "x")
+    fused, sites, _ = check(net.model([value("x", ("N", 3, K), F16)], [y]), {"x": X}, **HALF)
+    assert ops(fused) == ["onnxfuse::LinearResidual"]
+    assert sites == [("linear_epilogue", "residual")]
+
+
+def test_a_residual_that_broadcasts_is_none() -> None:
+    net = Net(17)
+    product = net.op("MatMul", "x", weights(net, K, K))
+    y = net.op("Add", net.op("Mul", product, weights(net, K, seed=3)), "r")
+    inputs = [value("x", (2, 3, K), F16), value("r", (1, 3, K), F16)]
+    _, sites, misses = check(net.model(inputs, [y]), {"x": X, "r": random(1, 3, K, dtype=np.float16)}, **HALF)
+    assert names(sites) == []
+    assert any("the residual is not proved to be of the product's shape" in miss.reason for miss in misses), misses
