@@ -131,6 +131,8 @@ def GPU_CASES(t):
         for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
                 (1, 128, 262144, ((512, 0, 16, 0), (256, 0, 128, 1), (512, 0, 64, 1), (512, 0, 128, 1), (512, 0, 256, 1))), (2, 512, 65536, ((512, 0, 0, 0), (512, 0, 16, 0), (512, 0, 64, 1)))):
             for th, per, split, two in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, per=per, split=split, two=two)
+        for C, HW in ((32, 16384), (64, 4096), (64, 1024), (96, 256), (128, 64)):
+            for th, split in ((256, 0), (128, 0), (256, 4)): g(f"gn{' last' if last else ''} unet 1x{C}x{HW}", C=C, HW=HW, last=last, film=1, threads=th, split=split)
         g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)
     for N in (8,):
         for H, C in stages:
