@@ -3,7 +3,7 @@ def HOST_CASES(t):
     for dt in ("float16", "bfloat16", "float32"):
         for v in (1, 2):
             for strip in (4, 7):
-                d(f"dw {dt}", dt, N=2, H=9, W=10, C=24, variant=v, strip=strip, rows=3, strips=1)
+                d(f"dw {dt}", dt, N=2, H=9, W=10, C=24, variant=v, packed=strip == 4, strip=strip, rows=3, strips=1)
         d(f"dw {dt} planar", dt, N=2, H=9, W=10, C=24, planar=1, rows=2)
         d(f"dw {dt} planar C32", dt, N=1, H=5, W=10, C=32, planar=1, rows=2, strip=4, strips=2)
         d(f"dw {dt} cluster", dt, N=2, H=7, W=7, C=64, split=4, rows=7)
@@ -21,6 +21,7 @@ def HOST_CASES(t):
             g(f"gn {dt} last{last} large mean", dt, N=1, C=32, G=2, HW=144, last=last, silu=0, offset=30.0, affine=False)
             g(f"gn {dt} last{last} one pixel a group", dt, N=2, C=32, G=4, HW=1, last=last)
     for dt in ("float16", "bfloat16"):
+        d(f"dwt {dt} packed", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2, packed=1)
         d(f"dwt {dt} 1", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2)
         d(f"dwt {dt} 2", dt, N=1, H=9, W=60, C=24, variant=3, strip=1, rows=8, strips=7)
         d(f"dwt {dt} 3", dt, N=1, H=14, W=14, C=64, variant=3, strip=4, rows=4, strips=2, split=2)
@@ -109,7 +110,8 @@ def GPU_CASES(t):
     l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
     # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
-        for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+        for packed in (0, 1):
+            for v, rows, strip, strips, split in depthwise_1[H][:: 1 + 2 * packed]: d(f"dw b1 {H}x{H}x{C}{' packed' if packed else ''}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v, packed=packed)
     # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
     for H, C in stages:
         for fc, kw in linears(C):

@@ -15,7 +15,7 @@ cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
     DepthwiseLayout const layout(sizeof(T), kKernel, p.rows, columns, channels, stride, p.split, kTile);
     DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
         static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
-        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, p.rows)), p.rows, p.strips, p.split, p.planar, stride,
+        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, p.rows)), p.rows, p.strips, p.split, p.packed, p.planar, stride,
         p.epsilon};
     int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
     int const threads = static_cast<int>(std::min<int64_t>(kDepthwiseThreads, ceil_div(channels / 2 * p.rows * p.strips, 32) * 32));
@@ -31,7 +31,7 @@ cudaError_t launch_tensor(OnnxfuseDepthwise const& p, cudaStream_t stream)
     DepthwiseTensorLayout const layout(kKernel, rows, columns, channels, p.split);
     DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
         static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
-        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, rows)), rows, p.strips, p.split, p.planar, 0, p.epsilon};
+        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, rows)), rows, p.strips, p.split, p.packed, p.planar, 0, p.epsilon};
     int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
     int const threads = std::min(kTensorThreads, channels / 4 * 32);
     return launch_cluster(depthwise_layernorm_tensor<T, kKernel, kRows>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);

@@ -25,7 +25,7 @@ struct DepthwiseArgs
     int images, height, width, channels;
     int tiles_x, tiles_y; // tiles of an image
     int rows, strips, split;
-    int planar;
+    int packed, planar;
     int pixel_stride; // of the tile in shared memory, in elements
     float epsilon;
 };
@@ -267,7 +267,12 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
     next_may_start();
 
     int const first_channel = rank * channels, chunks = channels / kChunk;
-    for (int i = thread; i < kKernel * kKernel * chunks; i += threads)
+    for (int i = thread; !args.packed && i < kKernel * kKernel * channels; i += threads)
+    {
+        int const tap = i / channels, c = i % channels;
+        weight[i] = args.weight[(first_channel + c) * (kKernel * kKernel) + tap];
+    }
+    for (int i = thread; args.packed && i < kKernel * kKernel * chunks; i += threads)
     {
         int const tap = i / chunks, c = i % chunks * kChunk;
         copy_16(weight + tap * channels + c, args.weight + tap * args.channels + first_channel + c, true);
@@ -421,12 +426,16 @@ __global__ void __launch_bounds__(kTensorThreads, kRows > 4 ? 1 : 2) depthwise_l
     next_may_start();
 
     // table[channel][ky][i] = weights i - 1 and i of that row
-    auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight) + first_channel;
+    auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight);
+    int const tap_stride = args.packed ? args.channels : 1, channel_stride = args.packed ? 1 : kKernel * kKernel;
     for (int i = thread; i < channels * kKernel * 8; i += threads)
     {
-        int const c = i % channels, entry = i / channels % 8, ky = i / channels / 8, kx = entry - 1;
-        uint32_t const low = kx >= 0 && kx < kKernel ? weight[(ky * kKernel + kx) * args.channels + c] : 0;
-        uint32_t const high = kx + 1 < kKernel ? weight[(ky * kKernel + kx + 1) * args.channels + c] : 0;
+        // Threads next to each other read what lies next to each other.
+        int const entry = args.packed ? i / channels % 8 : i % 8, ky = args.packed ? i / channels / 8 : i / 8 % kKernel;
+        int const c = args.packed ? i % channels : i / 8 / kKernel, kx = entry - 1;
+        uint16_t const* const at = weight + (first_channel + c) * channel_stride + ky * kKernel * tap_stride;
+        uint32_t const low = kx >= 0 && kx < kKernel ? at[kx * tap_stride] : 0;
+        uint32_t const high = kx + 1 < kKernel ? at[(kx + 1) * tap_stride] : 0;
         table[(c * kKernel + ky) * 8 + entry] = low | high << 16;
     }
     wait_for_kernel_before();

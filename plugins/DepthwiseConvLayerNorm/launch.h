@@ -8,7 +8,7 @@
 
 extern "C"
 {
-// output[n, y, x, c] = LayerNorm over c of (bias[c] + sum over ky, kx of input[n, c, y + ky - kernel / 2, x + kx - kernel / 2] * weight[ky, kx, c]),
+// output[n, y, x, c] = LayerNorm over c of (bias[c] + sum over ky, kx of input[n, c, y + ky - kernel / 2, x + kx - kernel / 2] * weight[c, ky, kx]),
 // with zeros around the input. All tensors of one element type, in device memory, at multiples of 16 bytes.
 struct OnnxfuseDepthwise
 {
@@ -18,10 +18,11 @@ struct OnnxfuseDepthwise
     int32_t height;
     int32_t width;
     int32_t channels;      // a multiple of 8
+    int32_t packed;        // the order of the weight
     int32_t planar;        // 0: input is [n, y, x, c]; 1: [n, c, y, x]
     float epsilon;
     void const* input;
-    void const* weight;    // [kernel, kernel, channels]
+    void const* weight;    // [channels, kernel, kernel] as ONNX has it, or, with packed, [kernel, kernel, channels]
     void const* bias;      // [channels], or null
     void const* gamma;     // [channels], or null: ones
     void const* beta;      // [channels], or null: zeros
