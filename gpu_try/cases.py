@@ -8,7 +8,7 @@ def HOST_CASES(t):
         d(f"dw {dt} planar C32", dt, N=1, H=5, W=10, C=32, planar=1, rows=2, strip=4, strips=2)
         d(f"dw {dt} cluster", dt, N=2, H=7, W=7, C=64, split=4, rows=7)
         d(f"dw {dt} cluster planar", dt, N=1, H=7, W=8, C=64, split=2, rows=2, planar=1)
-        d(f"dw {dt} cluster, many units", dt, N=1, H=7, W=7, C=768, split=2, rows=4)
+        d(f"dw {dt} cluster, many units", dt, N=1, H=10, W=7, C=256, split=2, rows=10)
         d(f"dw {dt} plain", dt, N=1, H=7, W=7, C=40, bias=False, affine=False)
         d(f"dw {dt} large mean", dt, N=1, H=8, W=9, C=64, offset=30.0, split=2)
         for last in (0, 1):

@@ -28,7 +28,18 @@ VERSION = "1"
 OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
 COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
-CREATORS = {"BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}), "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"})}
+CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
+    "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
+    "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    "DepthwiseConvLayerNormLast": ("DepthwiseConvLayerNorm", {"channels_last": 1}),
+    "FilmGroupNormSilu": ("GroupNormSilu", {"film": 1}),
+    "LinearGelu": ("Linear", {"activation": "gelu"}),
+    "LinearGeluTanh": ("Linear", {"activation": "gelu_tanh"}),
+    "LinearQuickGelu": ("Linear", {"activation": "gelu_quick"}),
+    "LinearRelu": ("Linear", {"activation": "relu"}),
+    "LinearResidual": ("Linear", {"residual": 1}),
+    "LinearSilu": ("Linear", {"activation": "silu"}),
+}
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
 # GELU out of the matmul's kernel before it (seen in ViT-S in half precision).

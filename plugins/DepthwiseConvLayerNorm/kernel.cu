@@ -7,11 +7,18 @@ namespace onnxfuse
 {
 namespace
 {
+int pixel_stride_of(OnnxfuseDepthwise const& p)
+{
+    int const channels = p.channels / p.split, element = p.dtype == 0 ? 4 : 2;
+    bool const even = channels * element / 4 % 2 == 0;
+    return p.planar && p.variant == 1 && even ? channels + 4 / element : channels;
+}
+
 template <typename T, int kKernel, int kStrip, bool kTile>
 cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
     int const columns = p.strips * kStrip, channels = p.channels / p.split;
-    int const stride = p.planar && kTile ? channels + (channels * static_cast<int>(sizeof(T)) / 4 % 2 == 0 ? 4 / static_cast<int>(sizeof(T)) : 0) : channels;
+    int const stride = pixel_stride_of(p);
     DepthwiseLayout const layout(sizeof(T), kKernel, p.rows, columns, channels, stride, p.split, kTile);
     DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
         static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
@@ -70,28 +77,74 @@ cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
     return launch<T, kKernel, 7>(p, stream);
 }
 
+// Shared memory of a block.
+int64_t shared_bytes(OnnxfuseDepthwise const& p)
+{
+    int const channels = p.channels / p.split;
+    if (int64_t{p.rows} * p.strip * p.strips > 1024)
+        return INT32_MAX;
+    if (p.variant == 3)
+        return DepthwiseTensorLayout(p.kernel, p.rows * p.strip, 8 * p.strips, channels, p.split).bytes;
+    return DepthwiseLayout(p.dtype == 0 ? 4 : 2, p.kernel, p.rows, p.strips * p.strip, channels, pixel_stride_of(p), p.split, p.variant == 1).bytes;
+}
+
+bool supported(OnnxfuseDepthwise const& p)
+{
+    if (p.split < 1 || p.split > 8 || p.channels % (8 * p.split) != 0 || p.rows < 1 || p.strips < 1 || p.dtype < 0 || p.dtype > 2)
+        return false;
+    switch (p.variant)
+    {
+    case 1: return p.strip == 4 || p.strip == 7;
+    case 2: return (p.strip == 4 || p.strip == 7) && !p.planar;
+    case 3: return p.dtype != 0 && p.strip >= 1 && p.strip * p.strips <= 8 && (p.rows == 2 || p.rows == 4 || p.rows == 8);
+    }
+    return false;
+}
+
+// A named tactic is completed and checked; of a problem that names none, the first that this GPU has room for is taken.
 cudaError_t chosen(OnnxfuseDepthwise& p)
 {
-    if (p.variant == 0)
-        p.variant = 1;
-    if (p.strip == 0)
-        p.strip = 7;
-    if (p.rows == 0)
-        p.rows = 4;
-    if (p.strips == 0)
-        p.strips = 1;
-    if (p.split == 0)
-        p.split = 1;
-    return cudaSuccess;
+    auto const fits = [&] { return supported(p) ? fits_gpu(shared_bytes(p), p.split) : cudaErrorInvalidValue; };
+    if (p.variant != 0 || p.strip != 0 || p.rows != 0 || p.strips != 0 || p.split != 0)
+    {
+        p.variant = p.variant ? p.variant : 1;
+        p.strip = p.strip ? p.strip : 7;
+        p.rows = p.rows ? p.rows : 4;
+        p.strips = p.strips ? p.strips : 1;
+        p.split = p.split ? p.split : 1;
+        return fits();
+    }
+    int const across = p.width > 28 ? 7 : p.width > 14 ? 4 : p.width > 7 ? 2 : 1;
+    int const how[][5] = {{3, 4, across == 7 ? 1 : std::min(8 / across, 4), across, 4}, {3, 2, 1, across, 8}, {3, 2, 1, across, 4}, {3, 2, 1, across, 1},
+        {1, 4, 7, 1, 4}, {1, 1, 7, 1, 8}, {1, 1, 4, 1, 1}, {2, 1, 4, 1, 1}};
+    for (auto const& tactic : how)
+    {
+        p.variant = tactic[0], p.rows = tactic[1], p.strip = tactic[2], p.strips = tactic[3], p.split = tactic[4];
+        if (fits() == cudaSuccess)
+            return cudaSuccess;
+    }
+    return cudaErrorInvalidConfiguration;
+}
+
+bool sizes_supported(OnnxfuseDepthwise const& p)
+{
+    return p.images >= 0 && p.height >= 0 && p.width >= 0 && p.channels >= 0 && p.channels % 8 == 0 && (p.kernel == 3 || p.kernel == 5 || p.kernel == 7)
+        && p.dtype >= 0 && p.dtype <= 2 && int64_t{p.channels} * p.height * p.width <= INT32_MAX;
 }
 } // namespace
 } // namespace onnxfuse
+
+extern "C" int onnxfuse_depthwise_layernorm_supported(OnnxfuseDepthwise const* problem)
+{
+    OnnxfuseDepthwise p = *problem;
+    return onnxfuse::sizes_supported(p) ? onnxfuse::chosen(p) : cudaErrorInvalidValue;
+}
 
 extern "C" int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* problem, void* stream)
 {
     using namespace onnxfuse;
     OnnxfuseDepthwise p = *problem;
-    if (p.images < 0 || p.height < 0 || p.width < 0 || p.channels < 0 || p.channels % 8 != 0 || p.rows < 0 || p.strips < 0)
+    if (!sizes_supported(p))
         return cudaErrorInvalidValue;
     if (p.images == 0 || p.height == 0 || p.width == 0 || p.channels == 0)
         return cudaSuccess;
@@ -101,8 +154,6 @@ extern "C" int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* prob
         return cudaErrorMisalignedAddress;
     if (cudaError_t const status = chosen(p); status != cudaSuccess)
         return status;
-    if (p.split < 1 || p.split > 8 || p.channels % (8 * p.split) != 0 || (p.variant < 3 && p.strip != 4 && p.strip != 7) || p.variant < 1 || p.variant > 3)
-        return cudaErrorInvalidValue;
     return with_type(p.dtype, [&](auto type) -> cudaError_t {
         using T = typename decltype(type)::type;
         auto const s = static_cast<cudaStream_t>(stream);

@@ -36,6 +36,8 @@ struct OnnxfuseDepthwise
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
+// cudaSuccess where the launcher takes the problem with its tactic on this GPU; pointers are not looked at.
+ONNXFUSE_EXPORT int onnxfuse_depthwise_layernorm_supported(OnnxfuseDepthwise const* problem);
 // Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (sizes, tactic, a missing pointer), cudaErrorMisalignedAddress
 // for pointers that are no multiples of 16 bytes. Asynchronous on `stream`; safe to capture in a graph.
 ONNXFUSE_EXPORT int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* problem, void* stream);

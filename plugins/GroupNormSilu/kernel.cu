@@ -81,6 +81,15 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
     return cudaSuccess;
 }
 
+int shared_bytes(OnnxfuseGroupNorm const& p)
+{
+    Sizes const sizes = sizes_of(p);
+    if (!p.channels_last)
+        return 256 + 8 * (p.split + sizes.slab);
+    int const groups = sizes.slab / (p.channels / p.groups);
+    return 8 * (groups * p.split + sizes.slab) + 16 + 4 * (2 * groups + static_cast<int>(sizes.once) * sizes.slab);
+}
+
 template <typename T, int kPerThread, Part kPart>
 cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspace, cudaStream_t stream)
 {
@@ -89,15 +98,12 @@ cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspa
         static_cast<T const*>(p.film_scale), static_cast<T const*>(p.film_shift), static_cast<T*>(p.output), static_cast<float2*>(workspace),
         p.images, p.channels, p.groups, p.pixels, sizes.slab, p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.add_one,
         p.silu != 0, p.epsilon};
-    int const cluster = kPart == Part::kAll ? p.split : 1;
+    int const cluster = kPart == Part::kAll ? p.split : 1, bytes = shared_bytes(p);
     if (p.channels_last)
     {
-        int const groups = sizes.slab / (p.channels / p.groups);
-        int const bytes = 8 * (groups * p.split + sizes.slab) + 16 + 4 * (2 * groups + static_cast<int>(sizes.once) * sizes.slab);
         int64_t const blocks = int64_t{p.images} * (p.channels / sizes.slab) * p.split;
         return launch_cluster(group_norm_last<T, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
     }
-    int const bytes = 256 + 8 * (p.split + sizes.slab);
     int64_t const blocks = int64_t{p.images} * p.groups * p.split;
     if (sizes.single)
         return launch_cluster(group_norm_planar<T, 1, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
@@ -121,6 +127,26 @@ bool supported(OnnxfuseGroupNorm const& p)
 }
 } // namespace
 } // namespace onnxfuse
+
+extern "C" int onnxfuse_group_norm_supported(OnnxfuseGroupNorm const* problem)
+{
+    using namespace onnxfuse;
+    OnnxfuseGroupNorm p = *problem;
+    bool const one = !p.two_kernels;
+    if (!supported(p))
+        return cudaErrorInvalidValue;
+    if (cudaError_t const status = choose(p); status != cudaSuccess)
+        return status;
+    // A tactic of one kernel that became two is the other tactic.
+    if (one && problem->threads != 0 && p.two_kernels)
+        return cudaErrorInvalidConfiguration;
+    return fits_gpu(shared_bytes(p), p.two_kernels ? 1 : p.split);
+}
+
+extern "C" size_t onnxfuse_group_norm_workspace_up_to(int64_t images, int64_t groups)
+{
+    return sizeof(float2) * static_cast<size_t>(images * groups) * onnxfuse::kMostParts;
+}
 
 extern "C" size_t onnxfuse_group_norm_workspace(OnnxfuseGroupNorm const* problem)
 {

@@ -35,6 +35,10 @@ struct OnnxfuseGroupNorm
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
+// cudaSuccess where the launcher takes the problem with its tactic on this GPU; pointers are not looked at.
+ONNXFUSE_EXPORT int onnxfuse_group_norm_supported(OnnxfuseGroupNorm const* problem);
+// Bytes of workspace for any tactic of that many groups of that many images.
+ONNXFUSE_EXPORT size_t onnxfuse_group_norm_workspace_up_to(int64_t images, int64_t groups);
 // Bytes of workspace, at a multiple of 16; 0 for one kernel.
 ONNXFUSE_EXPORT size_t onnxfuse_group_norm_workspace(OnnxfuseGroupNorm const* problem);
 // Returns a cudaError_t: cudaErrorInvalidValue for what is not supported (sizes, tactic, a missing pointer), cudaErrorMisalignedAddress

@@ -35,6 +35,17 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 }
 } // namespace
 
+cudaError_t hopper_supported()
+{
+    int device = 0, major = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess && major != 9)
+        status = cudaErrorInvalidConfiguration;
+    return status;
+}
+
 cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream)
 {
     switch (static_cast<Dtype>(p.dtype))

@@ -7,6 +7,8 @@
 
 namespace onnxfuse
 {
+// Whether this GPU has what the kernel needs: compute capability 9.0.
+cudaError_t hopper_supported();
 // p.tile_columns: 128 or 256; p.plane: 0. All else was checked.
 cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream);
 } // namespace onnxfuse

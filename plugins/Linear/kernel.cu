@@ -32,26 +32,59 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     return cudaErrorInvalidValue;
 }
 
-void choose(OnnxfuseLinear& p)
+bool sizes_supported(OnnxfuseLinear const& p)
 {
+    return p.rows >= 0 && p.width >= 0 && p.columns >= 0 && p.width % 8 == 0 && p.columns % 8 == 0 && p.plane >= 0 && p.activation >= 0
+        && p.activation <= static_cast<int>(Activation::kGeluQuick) && (p.plane == 0 || p.rows % p.plane == 0) && (p.dtype == 1 || p.dtype == 2);
+}
+
+int shared_bytes(OnnxfuseLinear const& p)
+{
+    switch (p.tile_rows * 1000 + p.tile_columns)
+    {
+    case 32064: return LinearShape<32, 64>::bytes(p.stages);
+    case 64064: return LinearShape<64, 64>::bytes(p.stages);
+    case 64128: return LinearShape<64, 128>::bytes(p.stages);
+    case 128128: return LinearShape<128, 128>::bytes(p.stages);
+    }
+    return -1;
+}
+
+cudaError_t choose(OnnxfuseLinear& p)
+{
+    if (p.hopper)
+    {
+        bool const valid = p.split <= 1 && p.plane == 0 && (p.tile_columns == 128 || p.tile_columns == 256);
+        p.split = 1;
+        return valid ? hopper_supported() : cudaErrorInvalidValue;
+    }
     if (p.tile_rows == 0)
-        p.tile_rows = p.rows <= 32 ? 32 : 64;
+        p.tile_rows = p.rows <= 32 ? 32 : p.rows >= 4096 && p.columns >= 128 ? 128 : 64;
     if (p.tile_columns == 0)
-        p.tile_columns = 64;
+        p.tile_columns = p.tile_rows == 128 ? 128 : 64;
     if (p.stages == 0)
-        p.stages = 4;
+        p.stages = p.tile_rows == 128 ? 3 : 4;
     if (p.split == 0)
         p.split = 1;
+    int const bytes = shared_bytes(p);
+    if (bytes < 0 || p.stages < 2 || p.stages > 4 || (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8))
+        return cudaErrorInvalidValue;
+    return fits_gpu(bytes, p.split);
 }
 } // namespace
 } // namespace onnxfuse
+
+extern "C" int onnxfuse_linear_supported(OnnxfuseLinear const* problem)
+{
+    OnnxfuseLinear p = *problem;
+    return onnxfuse::sizes_supported(p) ? onnxfuse::choose(p) : cudaErrorInvalidValue;
+}
 
 extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* stream)
 {
     using namespace onnxfuse;
     OnnxfuseLinear p = *problem;
-    if (p.rows < 0 || p.width < 0 || p.columns < 0 || p.width % 8 != 0 || p.columns % 8 != 0 || p.plane < 0 || p.activation < 0 || p.activation > 5
-        || (p.plane > 0 && p.rows % p.plane != 0))
+    if (!sizes_supported(p))
         return cudaErrorInvalidValue;
     if (p.rows == 0 || p.columns == 0)
         return cudaSuccess;
@@ -59,12 +92,11 @@ extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* strea
         return cudaErrorInvalidValue;
     if (!aligned(16, p.input, p.weight, p.bias, p.scale, p.residual, p.output))
         return cudaErrorMisalignedAddress;
-    choose(p);
-    if (p.stages < 2 || p.stages > 4 || (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8))
-        return cudaErrorInvalidValue;
+    if (cudaError_t const status = choose(p); status != cudaSuccess)
+        return status;
     auto const s = static_cast<cudaStream_t>(stream);
     if (p.hopper)
-        return p.split == 1 && p.plane == 0 && (p.tile_columns == 128 || p.tile_columns == 256) ? launch_linear_hopper(p, s) : cudaErrorInvalidValue;
+        return launch_linear_hopper(p, s);
     switch (static_cast<Dtype>(p.dtype))
     {
     case Dtype::kFloat16: return launch<__half>(p, s);

@@ -7,6 +7,20 @@
 
 namespace onnxfuse
 {
+// Whether this GPU gives a block so much shared memory, and has clusters of that many blocks.
+inline cudaError_t fits_gpu(int64_t bytes, int cluster)
+{
+    int device = 0, most = 0, major = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status != cudaSuccess)
+        return status;
+    return bytes <= most && (cluster == 1 || major >= 9) ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
 // `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. early: it may start before the stream's kernel before it
 // has ended, and waits for it itself (compute capability 9.0). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.

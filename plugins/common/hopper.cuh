@@ -12,6 +12,8 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define ONNXFUSE_HOPPER
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#error "compile for sm_90a: on sm_90 these functions would do nothing"
 #endif
 
 namespace onnxfuse
