@@ -48,7 +48,7 @@ OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
-    Op("DepthwiseConvLayerNorm", "depthwise convolution of 3, 5 or 7 + bias, then LayerNormalization over channels; output channels last", None),
+    Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
     Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
     Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, ("float16", "bfloat16")),
 )

@@ -65,7 +65,10 @@ class DwconvLayerNorm(Fusion):
         x, channels = match["x"], _channels(match)
         last = _layouts.behind_transpose(x)
         given = x if last is None else last
-        filled = [_norms.parameter(match.get(role), [channels], filler, x, new) for role, filler in (("bias", 0.0), ("scale", 1.0), ("offset", 0.0))]
+        filled = [
+            _norms.parameter(match.get(role), [channels], filler, x, new)
+            for role, filler in (("bias", 0.0), ("scale", 1.0), ("offset", 0.0))
+        ]
         radius = _kernel(match) // 2
         attrs = {
             "channels": channels,
@@ -81,13 +84,11 @@ class DwconvLayerNorm(Fusion):
         conv = f"""conv = Conv <group: int = @channels, pads: ints = @pads> (first, W, B)
                    rows = Transpose <perm = {list(_layouts.TO_LAST)}> (conv)
                    {norm}"""
+        moved = f"first = Transpose <perm = {list(_layouts.TO_FIRST)}> (X)"
         names, inputs = "channels, pads, epsilon, dtype", "X, W, B, Scale, Offset"
         return (
             _bodies.define(opset, f"DepthwiseConvLayerNorm <{names}> ({inputs}) => (Y) {{ first = Identity (X) {conv} }}"),
-            _bodies.define(
-                opset,
-                f"DepthwiseConvLayerNormLast <{names}> ({inputs}) => (Y) {{ first = Transpose <perm = {list(_layouts.TO_FIRST)}> (X) {conv} }}",
-            ),
+            _bodies.define(opset, f"DepthwiseConvLayerNormLast <{names}> ({inputs}) => (Y) {{ {moved} {conv} }}"),
         )
 
 

@@ -4,7 +4,7 @@
     y = silu(GroupNormalization(x, scale, bias) * film_scale + film_shift)        film_scale, film_shift [N, C, 1, ...]
 
 When it wins: in diffusion U-Nets, where a runtime writes the normalised map to memory and reads it again for what follows. Source of the
-idea: the GroupNorm plugins of diffusion pipelines; FiLM: "FiLM: Visual Reasoning with a General Conditioning Layer", Perez and others, 2017.
+idea: the GroupNorm plugins of diffusion pipelines; "FiLM: Visual Reasoning with a General Conditioning Layer", Perez and others, 2017.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ class LinearEpilogue(Fusion):
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         linear = "product = MatMul (X, W) biased = Add (product, bias)"
+        joined = "scaled = Mul (biased, scale) Y = Add (scaled, residual)"
         bodies = {
             **{_OPS[variant]: kind.statements(opset, "biased", "Y") for variant, kind in gelus.KINDS.items()},
             "LinearSilu": "gate = Sigmoid (biased) Y = Mul (biased, gate)",
@@ -98,10 +99,7 @@ class LinearEpilogue(Fusion):
         }
         return (
             *(_bodies.define(opset, f"{name} <dtype> (X, W, bias) => (Y) {{ {linear} {body} }}") for name, body in bodies.items()),
-            _bodies.define(
-                opset,
-                f"LinearResidual <dtype> (X, W, bias, scale, residual) => (Y) {{ {linear} scaled = Mul (biased, scale) Y = Add (scaled, residual) }}",
-            ),
+            _bodies.define(opset, f"LinearResidual <dtype> (X, W, bias, scale, residual) => (Y) {{ {linear} {joined} }}"),
         )
 
 

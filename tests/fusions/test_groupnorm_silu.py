@@ -16,12 +16,27 @@ X = random(2, C, 5, 3)
 FILM = {"a": random(2, C, 1, 1, seed=1), "b": random(2, C, 1, 1, seed=2)}
 
 
-def model(opset: int = 17, native: bool = False, film: bool = False, runtime: bool = True, elem: int = TensorProto.FLOAT, dtype: Any = np.float32, film_shape: Any = ("N", C, 1, 1)) -> onnx.ModelProto:
+def model(
+    opset: int = 17,
+    native: bool = False,
+    film: bool = False,
+    runtime: bool = True,
+    elem: int = TensorProto.FLOAT,
+    dtype: Any = np.float32,
+    film_shape: Any = ("N", C, 1, 1),
+) -> onnx.ModelProto:
     net = Net(opset)
     rng = np.random.default_rng(5)
     if native:
         size = C if opset >= 21 else G
-        y = net.op("GroupNormalization", "x", net.const(rng.uniform(0.5, 1.5, size), dtype), net.const(rng.uniform(-1, 1, size), dtype), num_groups=G, epsilon=1e-5)
+        y = net.op(
+            "GroupNormalization",
+            "x",
+            net.const(rng.uniform(0.5, 1.5, size), dtype),
+            net.const(rng.uniform(-1, 1, size), dtype),
+            num_groups=G,
+            epsilon=1e-5,
+        )
     else:
         y = net.op("Reshape", "x", net.const([0, G, -1], np.int64))
         y = net.op("InstanceNormalization", y, net.const(np.ones(G), dtype), net.const(np.zeros(G), dtype), epsilon=1e-5)

@@ -23,7 +23,9 @@ def weights(net: Net, *shape: int, seed: int = 1) -> str:
     return net.const(np.random.default_rng(seed).standard_normal(shape) / 4, np.float16)
 
 
-def activated(variant: str, opset: int = 17, bias: bool = True, swap: bool = False, shape: Any = ("N", 3, K), **kwargs: Any) -> onnx.ModelProto:
+def activated(
+    variant: str, opset: int = 17, bias: bool = True, swap: bool = False, shape: Any = ("N", 3, K), **kwargs: Any
+) -> onnx.ModelProto:
     net = Net(opset, **kwargs)
     y = net.op("MatMul", "x", weights(net, K, N))
     if bias:
@@ -68,7 +70,9 @@ def test_bfloat16() -> None:
 
     net = Net(NEWEST)
     product = net.op("MatMul", "x", net.const(np.ones((K, N)), ml_dtypes.bfloat16))
-    original = net.model([value("x", ("N", 3, K), TensorProto.BFLOAT16)], [net.op("Relu", net.op("Add", product, net.const(np.ones(N), ml_dtypes.bfloat16)))])
+    original = net.model(
+        [value("x", ("N", 3, K), TensorProto.BFLOAT16)], [net.op("Relu", net.op("Add", product, net.const(np.ones(N), ml_dtypes.bfloat16)))]
+    )
     fused, sites, _ = fuse(original)
     assert names(sites) == ["linear_epilogue"]
     proved(original, fused)
@@ -85,7 +89,9 @@ REFUSED: list[tuple[tuple[int, ...], str]] = [
 def test_refused(shape: tuple[int, ...], reason: str) -> None:
     net = Net()
     last = net.op("Relu", net.op("MatMul", "x", weights(net, *shape)))
-    _, sites, misses = check(net.model([value("x", (2, 3, shape[-2]), F16)], [last]), {"x": random(2, 3, shape[-2], dtype=np.float16)}, **HALF)
+    _, sites, misses = check(
+        net.model([value("x", (2, 3, shape[-2]), F16)], [last]), {"x": random(2, 3, shape[-2], dtype=np.float16)}, **HALF
+    )
     assert names(sites) == []
     assert any(reason in miss.reason for miss in misses if miss.fusion == "linear_epilogue"), misses
 
@@ -97,7 +103,9 @@ C, SIDE = 16, 6
 
 def block(net: Net, x: str, seed: int, scaled: str = "behind") -> str:
     """As timm writes it: Conv, Transpose, LayerNormalization, MatMul + Add, Gelu, MatMul + Add, Transpose, Mul, Add."""
-    conv = net.op("Conv", x, weights(net, C, 1, 7, 7, seed=seed), weights(net, C, seed=seed + 1), group=C, pads=[3] * 4, kernel_shape=[7, 7])
+    conv = net.op(
+        "Conv", x, weights(net, C, 1, 7, 7, seed=seed), weights(net, C, seed=seed + 1), group=C, pads=[3] * 4, kernel_shape=[7, 7]
+    )
     rows = net.op("Transpose", conv, perm=[0, 2, 3, 1])
     rows = net.op("LayerNormalization", rows, weights(net, C, seed=seed + 2), weights(net, C, seed=seed + 3), axis=-1, epsilon=1e-6)
     hidden = net.op("Add", net.op("MatMul", rows, weights(net, C, 4 * C, seed=seed + 4)), weights(net, 4 * C, seed=seed + 5))
