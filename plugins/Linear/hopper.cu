@@ -1,4 +1,4 @@
-#include "hopper.cuh"
+#include "group.cuh"
 
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
@@ -8,6 +8,12 @@ namespace onnxfuse
 {
 namespace
 {
+// Stages that leave room for another block: 96 KB or so.
+constexpr int group_stages(int columns)
+{
+    return columns == 64 ? 6 : 4;
+}
+
 template <typename T, int kColumns>
 cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 {
@@ -34,6 +40,56 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     return p.tile_columns == 256 ? launch<T, 256>(p, stream) : launch<T, 128>(p, stream);
 }
 } // namespace
+
+namespace
+{
+template <typename T, int kColumns, int kSplit>
+cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    int const across = static_cast<int>(ceil_div(p.columns, kColumns));
+    int const steps = static_cast<int>(ceil_div(ceil_div(p.width, 64), kSplit)), stages = std::min(steps, group_stages(kColumns));
+    HopperArgs<T> args{};
+    bool const bfloat = static_cast<Dtype>(p.dtype) == Dtype::kBfloat16;
+    if (cudaError_t const status = make_tile_map(args.input, p.input, bfloat, p.rows, p.width, kGroupRows); status != cudaSuccess)
+        return status;
+    if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
+        return status;
+    args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
+        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, 0, across, kSplit, stages,
+        static_cast<Activation>(p.activation)};
+    int64_t const blocks = ceil_div(p.rows, kGroupRows) * across * kSplit;
+    return launch_cluster(linear_group<T, kColumns, kSplit>, args, blocks, kGroupThreads, GroupShape<kColumns>::bytes(stages), kSplit, p.early != 0, stream);
+}
+
+template <typename T, int kColumns>
+cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (p.split)
+    {
+    case 1: return launch_group<T, kColumns, 1>(p, stream);
+    case 2: return launch_group<T, kColumns, 2>(p, stream);
+    case 4: return launch_group<T, kColumns, 4>(p, stream);
+    case 8: return launch_group<T, kColumns, 8>(p, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+template <typename T>
+cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    return p.tile_columns == 64 ? launch_group<T, 64>(p, stream) : launch_group<T, 128>(p, stream);
+}
+} // namespace
+
+cudaError_t launch_linear_group(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (static_cast<Dtype>(p.dtype))
+    {
+    case Dtype::kFloat16: return launch_group<__half>(p, stream);
+    case Dtype::kBfloat16: return launch_group<__nv_bfloat16>(p, stream);
+    default: return cudaErrorInvalidValue;
+    }
+}
 
 cudaError_t hopper_supported()
 {

@@ -52,6 +52,11 @@ int shared_bytes(OnnxfuseLinear const& p)
 
 cudaError_t choose(OnnxfuseLinear& p)
 {
+    if (p.hopper && p.tile_rows == 64)
+    {
+        bool const valid = p.plane == 0 && (p.tile_columns == 64 || p.tile_columns == 128) && (p.split == 1 || p.split == 2 || p.split == 4 || p.split == 8);
+        return valid ? hopper_supported() : cudaErrorInvalidValue;
+    }
     if (p.hopper)
     {
         bool const valid = p.split <= 1 && p.plane == 0 && (p.tile_columns == 128 || p.tile_columns == 256);
@@ -96,7 +101,7 @@ extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* strea
         return status;
     auto const s = static_cast<cudaStream_t>(stream);
     if (p.hopper)
-        return launch_linear_hopper(p, s);
+        return p.tile_rows == 64 ? launch_linear_group(p, s) : launch_linear_hopper(p, s);
     switch (static_cast<Dtype>(p.dtype))
     {
     case Dtype::kFloat16: return launch<__half>(p, s);

@@ -30,7 +30,7 @@ struct OnnxfuseLinear
     int32_t tile_columns; // 64 or 128
     int32_t stages;       // of the pipeline: 2 to 4
     int32_t split;        // blocks of a cluster that share k: 1, 2, 4 or 8
-    int32_t hopper;       // 1: the kernel for many rows on compute capability 9.0: tiles of 128 rows, tile_columns 128 or 256, split 1, plane 0
+    int32_t hopper;       // 1: wgmma, compute capability 9.0, plane 0: tile_rows 64 with tile_columns 64 or 128 and any split, or 128 with 128 or 256 and split 1
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 

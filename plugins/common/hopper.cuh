@@ -21,9 +21,10 @@ namespace onnxfuse
 // A row-major matrix of halves and the tile of it, of 64 columns, that a copy brings: rows of 128 bytes whose 16-byte parts are exchanged
 // (part ^ row % 8), at an address that is a multiple of 1024. What lies outside of the matrix is zero.
 using TileMap = CUtensorMap;
+using PictureMap = CUtensorMap;
 
-// rows, columns of the matrix; tile_rows up to 256. A missing driver function or a refusal is cudaErrorNotSupported.
-inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool bfloat, int64_t rows, int64_t columns, int tile_rows)
+// The driver's function that makes maps; null where there is none.
+inline decltype(&cuTensorMapEncodeTiled) map_encoder()
 {
     static void* const entry = [] {
         void* found = nullptr;
@@ -32,15 +33,48 @@ inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool bfloat, 
             found = nullptr;
         return found;
     }();
-    if (!entry)
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+}
+
+// rows, columns of the matrix; tile_rows up to 256. A missing driver function or a refusal is cudaErrorNotSupported.
+inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool bfloat, int64_t rows, int64_t columns, int tile_rows)
+{
+    auto const encode = map_encoder();
+    if (!encode)
         return cudaErrorNotSupported;
     cuuint64_t const extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
     cuuint64_t const pitch[1] = {static_cast<cuuint64_t>(columns) * 2};
     cuuint32_t const box[2] = {64, static_cast<cuuint32_t>(tile_rows)}, steps[2] = {1, 1};
-    auto const encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
     CUresult const status = encode(&map, bfloat ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(matrix), extents,
         pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
+}
+
+// A map of [images, height, width, channels] of 2-byte elements and of its tile of `channels` of `columns` x `rows` pixels, densely packed.
+inline cudaError_t make_picture_map(
+    PictureMap& map, void const* pictures, bool bfloat, int images, int height, int width, int all_channels, int rows, int columns, int channels)
+{
+    auto const encode = map_encoder();
+    if (!encode)
+        return cudaErrorNotSupported;
+    auto const size = [](int64_t n) { return static_cast<cuuint64_t>(n); };
+    cuuint64_t const extents[4] = {size(all_channels), size(width), size(height), size(images)};
+    cuuint64_t const pitch[3] = {size(2) * all_channels, size(2) * all_channels * width, size(2) * all_channels * width * height};
+    cuuint32_t const box[4] = {static_cast<cuuint32_t>(channels), static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1};
+    cuuint32_t const steps[4] = {1, 1, 1, 1};
+    CUresult const status = encode(&map, bfloat ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(pictures), extents,
+        pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
+}
+
+// Copies the tile whose first pixel is (y, x) of an image and whose first channel is c, and counts its bytes at the barrier.
+__device__ __forceinline__ void copy_picture(void* to, PictureMap const* map, int image, int y, int x, int c, uint64_t* barrier)
+{
+#ifdef ONNXFUSE_HOPPER
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_word(to)),
+                 "l"(map), "r"(shared_word(barrier)), "r"(c), "r"(x), "r"(y), "r"(image)
+                 : "memory");
+#endif
 }
 
 // Copies the tile whose first element is [row, column] and counts its bytes at the barrier.
@@ -140,6 +174,24 @@ __device__ __forceinline__ void give_registers()
 
 // c = a b, or c += a b, for a [64, 16] from operand_rows, b [16, n] from operand_columns, by four warps. A warp has 16 rows: thread l rows
 // l / 4 and l / 4 + 8, columns 8 j + l % 4 * 2 and the next: c[4 j], c[4 j + 1] of the first row, c[4 j + 2], c[4 j + 3] of the other.
+__device__ __forceinline__ void multiply_group(float (&c)[32], uint64_t a, uint64_t b, int add, __half)
+{
+#ifdef ONNXFUSE_HOPPER
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, 1;\n}"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+                 : "l"(a), "l"(b), "r"(add));
+#endif
+}
+__device__ __forceinline__ void multiply_group(float (&c)[32], uint64_t a, uint64_t b, int add, __nv_bfloat16)
+{
+#ifdef ONNXFUSE_HOPPER
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, 1;\n}"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+                 : "l"(a), "l"(b), "r"(add));
+#endif
+}
 __device__ __forceinline__ void multiply_group(float (&c)[64], uint64_t a, uint64_t b, int add, __half)
 {
 #ifdef ONNXFUSE_HOPPER

@@ -104,6 +104,12 @@ __device__ __forceinline__ void wait_for_kernel_before()
 #endif
 }
 
+// A barrier of the first 128 threads of a block.
+__device__ __forceinline__ void group_sync()
+{
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
 // What was written in shared memory before arriving is seen by all blocks of the cluster after waiting.
 __device__ __forceinline__ void cluster_arrive()
 {

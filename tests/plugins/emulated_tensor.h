@@ -79,6 +79,11 @@ void wait_for_copies()
 {
 }
 
+// Of the first 128 threads. Those of a block that is alone take turns, so a counter does.
+inline void group_sync()
+{
+    emulator::wait_for_group();
+}
 inline void next_may_start() {}
 inline void wait_for_kernel_before() {}
 

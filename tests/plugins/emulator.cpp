@@ -42,6 +42,7 @@ struct Block
 {
     dim3 index;
     Group all;
+    Group first; // 128 threads
     Group* cluster = nullptr;
     std::vector<unsigned char> shared;
 };
@@ -96,6 +97,12 @@ void wait_for_block()
     wait(current->block->all);
 }
 
+void wait_for_group()
+{
+    current->block->first.size = 128;
+    wait(current->block->first);
+}
+
 void wait_for_warp()
 {
     wait(*current->warp);
@@ -132,7 +139,7 @@ Gift const* gather(Gift const& mine)
 unsigned char* dynamic_shared()
 {
     auto const start = reinterpret_cast<uintptr_t>(current->block->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128);
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024);
 }
 
 unsigned char* remote_shared(unsigned char* here, int rank)
@@ -141,7 +148,7 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     Block* const first = mine - (mine - blocks.data()) % blocks_of_cluster;
     Block* const other = first + rank;
     auto const start = reinterpret_cast<uintptr_t>(other->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024) + (here - dynamic_shared());
 }
 
 // Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
@@ -213,7 +220,7 @@ void run(Launch const& launch, std::function<void()> const& thread)
             {
                 blocks.emplace_back();
                 blocks.back().index = dim3(x, y, z);
-                blocks.back().shared.assign(launch.shared_bytes + 127, 0xff); // nobody may count on zeros
+                blocks.back().shared.assign(launch.shared_bytes + 1023, 0xff); // nobody may count on zeros
                 if (!together)
                 {
                     run_blocks();
