@@ -11,6 +11,9 @@ def HOST_CASES(t):
         d(f"dw {dt} cluster, many units", dt, N=1, H=10, W=7, C=256, split=2, rows=10)
         d(f"dw {dt} plain", dt, N=1, H=7, W=7, C=40, bias=False, affine=False)
         d(f"dw {dt} large mean", dt, N=1, H=8, W=9, C=64, offset=30.0, split=2)
+        g(f"gnb {dt}", dt, N=2, C=40, G=4, HW=64, bulk=1)
+        g(f"gnb {dt} film cluster", dt, N=2, C=64, G=8, HW=96, film=1, threads=64, split=4, bulk=1)
+        g(f"gnb {dt} uneven", dt, N=1, C=48, G=2, HW=24, silu=0, threads=32, split=8, bulk=1, offset=10.0)
         for last in (0, 1):
             g(f"gn {dt} last{last}", dt, N=2, C=40, G=4, HW=64, last=last)
             g(f"gn {dt} last{last} per8", dt, N=1, C=64, G=8, HW=160, last=last, threads=32, per=8, split=1)
@@ -21,6 +24,10 @@ def HOST_CASES(t):
             g(f"gn {dt} last{last} large mean", dt, N=1, C=32, G=2, HW=144, last=last, silu=0, offset=30.0, affine=False)
             g(f"gn {dt} last{last} one pixel a group", dt, N=2, C=32, G=4, HW=1, last=last)
     for dt in ("float16", "bfloat16"):
+        for strip in (4, 7):
+            d(f"dwp {dt}", dt, N=2, H=9, W=10, C=24, variant=4, strip=strip, rows=3, strips=1)
+            d(f"dwp {dt} wide", dt, N=1, H=5, W=30, C=96, variant=4, strip=strip, rows=2, strips=3)
+            d(f"dwp {dt} cluster", dt, N=1, H=7, W=7, C=768, variant=4, strip=strip, rows=2, strips=1, split=4, offset=20.0)
         d(f"dwt {dt} packed", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2, packed=1)
         d(f"dwt {dt} 1", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2)
         d(f"dwt {dt} 2", dt, N=1, H=9, W=60, C=24, variant=3, strip=1, rows=8, strips=7)
@@ -57,14 +64,20 @@ def GPU_CASES(t):
         return r
     out.append(dict(kind=t.COPY, name="copy bandwidth", measure=copy, time=True))
     stages = ((56, 96), (28, 192), (14, 384), (7, 768))
-    depthwise_1 = {56: ((3, 2, 1, 7, 4), (3, 4, 1, 7, 3), (3, 2, 1, 7, 3), (3, 2, 2, 4, 4), (3, 4, 1, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 1, 1), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 4, 4, 1, 1), (2, 4, 7, 1, 1)),
-        28: ((3, 2, 2, 4, 8), (3, 2, 1, 4, 8), (3, 2, 2, 4, 4), (3, 4, 1, 4, 8), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 2, 7, 1, 2), (1, 1, 7, 1, 1), (1, 2, 4, 1, 2), (2, 2, 7, 1, 1)),
-        14: ((3, 2, 4, 2, 8), (3, 4, 4, 2, 8), (3, 4, 2, 2, 8), (3, 2, 2, 2, 8), (3, 4, 1, 2, 8), (3, 2, 4, 1, 8), (1, 2, 7, 1, 2), (1, 4, 7, 1, 4), (1, 2, 7, 1, 4), (1, 2, 7, 1, 8), (1, 1, 7, 1, 4), (1, 2, 4, 1, 4), (2, 2, 7, 1, 4)),
-        7: ((3, 2, 4, 1, 8), (3, 2, 2, 1, 8), (3, 2, 1, 1, 8), (3, 4, 2, 1, 8), (1, 1, 7, 1, 4), (1, 1, 7, 1, 8), (1, 2, 7, 1, 8), (1, 7, 7, 1, 8), (1, 1, 4, 2, 8), (1, 1, 4, 1, 8), (2, 2, 7, 1, 8))}
+    depthwise_1 = {56: ((4, 4, 4, 2, 1), (4, 2, 4, 2, 1), (4, 2, 4, 7, 2), (4, 4, 4, 1, 1), (4, 2, 7, 2, 1), (4, 4, 7, 1, 1), (4, 4, 4, 2, 2), (4, 2, 4, 4, 2), (4, 8, 4, 1, 1), (3, 2, 1, 7, 4), (3, 4, 1, 7, 3), (3, 2, 1, 7, 3), (3, 2, 2, 4, 4), (3, 4, 1, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 1, 1), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 4, 4, 1, 1), (2, 4, 7, 1, 1)),
+        28: ((4, 2, 4, 1, 1), (4, 1, 4, 2, 1), (4, 2, 4, 2, 2), (4, 2, 7, 1, 1), (4, 2, 7, 2, 2), (4, 4, 4, 1, 2), (4, 4, 7, 1, 2), (3, 2, 2, 4, 8), (3, 2, 1, 4, 8), (3, 2, 2, 4, 4), (3, 4, 1, 4, 8), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 2, 7, 1, 2), (1, 1, 7, 1, 1), (1, 2, 4, 1, 2), (2, 2, 7, 1, 1)),
+        14: ((4, 2, 4, 1, 2), (4, 1, 4, 2, 2), (4, 2, 4, 2, 4), (4, 2, 7, 1, 2), (4, 2, 7, 2, 4), (4, 1, 7, 2, 2), (4, 2, 4, 1, 4), (4, 4, 7, 1, 4), (3, 2, 4, 2, 8), (3, 4, 4, 2, 8), (3, 4, 2, 2, 8), (3, 2, 2, 2, 8), (3, 4, 1, 2, 8), (3, 2, 4, 1, 8), (1, 2, 7, 1, 2), (1, 4, 7, 1, 4), (1, 2, 7, 1, 4), (1, 2, 7, 1, 8), (1, 1, 7, 1, 4), (1, 2, 4, 1, 4), (2, 2, 7, 1, 4)),
+        7: ((4, 1, 4, 2, 4), (4, 1, 4, 2, 8), (4, 1, 7, 1, 4), (4, 1, 7, 1, 8), (4, 2, 7, 1, 8), (4, 1, 4, 1, 8), (4, 2, 4, 1, 8), (3, 2, 4, 1, 8), (3, 2, 2, 1, 8), (3, 2, 1, 1, 8), (3, 4, 2, 1, 8), (1, 1, 7, 1, 4), (1, 1, 7, 1, 8), (1, 2, 7, 1, 8), (1, 7, 7, 1, 8), (1, 1, 4, 2, 8), (1, 1, 4, 1, 8), (2, 2, 7, 1, 8))}
     linear_1 = {(56, "fc1"): ((64, 64, 2, 1), (64, 64, 3, 1), (64, 128, 2, 1), (128, 128, 2, 1), (32, 64, 2, 1)), (56, "fc2"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 3, 1), (64, 64, 3, 2), (32, 64, 3, 2)),
         (28, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (64, 128, 3, 1), (32, 64, 3, 1), (128, 128, 3, 1)), (28, "fc2"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)),
         (14, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 4, 1), (64, 64, 3, 2), (64, 64, 4, 2)), (14, "fc2"): ((64, 64, 4, 2), (64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 2), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8)),
         (7, "fc1"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)), (7, "fc2"): ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8))}
+    # Those of the first visit that lost are not measured again: tactics are (variant or tile_rows, ..., hopper).
+    depthwise_1 = {H: [k for k in v if k[0] == 4] + [k for k in v if k[0] == 1 and k[2] == 4][:1] for H, v in depthwise_1.items()}
+    best_1 = {(56, "fc1"): ((64, 64, 2, 1, 0),), (56, "fc2"): ((64, 64, 3, 2, 0),), (28, "fc1"): ((64, 64, 3, 1, 0),), (28, "fc2"): ((32, 64, 4, 4, 0),), (14, "fc1"): ((64, 64, 3, 2, 0),), (14, "fc2"): ((32, 64, 4, 8, 0),), (7, "fc1"): ((64, 64, 4, 4, 0),), (7, "fc2"): ((64, 64, 4, 8, 0),)}
+    group = lambda fc, H: [(64, columns, 0, split, 1) for columns in (64, 128) for split in ({56: (1,), 28: (1, 2), 14: (1, 2), 7: (1, 2, 4)} if fc == "fc1" else {56: (1, 2), 28: (1, 2, 4), 14: (2, 4, 8), 7: (4, 8)})[H]]
+    linear_1 = {(H, fc): [*group(fc, H), *best_1[H, fc]] for H, fc in best_1}
+    names_1 = ("tile_rows", "tile_columns", "stages", "split", "hopper")
     linears = lambda C: (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True)))
 
     def chain(m):
@@ -87,9 +100,9 @@ def GPU_CASES(t):
                 a = t.Depthwise(dtype=1, kernel=7, images=1, height=H, width=H, channels=C, epsilon=1e-6, input=x, weight=w, bias=vec, gamma=vec, beta=vec, output=t1)
                 e = t.Linear(dtype=1, activation=3, rows=M, width=C, columns=4 * C, input=t1, weight=w1, bias=vec, output=t2)
                 f = t.Linear(dtype=1, rows=M, width=4 * C, columns=C, input=t2, weight=w2, bias=vec, scale=vec, residual=x, output=x2)
-                if b == 0: tuned(t.DEPTHWISE, a, ("variant", "rows", "strip", "strips", "split"), depthwise_1[H]); tuned(t.LINEAR, e, ("tile_rows", "tile_columns", "stages", "split"), linear_1[H, "fc1"]); tuned(t.LINEAR, f, ("tile_rows", "tile_columns", "stages", "split"), linear_1[H, "fc2"]); first = (a, e, f)
+                if b == 0: tuned(t.DEPTHWISE, a, ("variant", "rows", "strip", "strips", "split"), depthwise_1[H]); tuned(t.LINEAR, e, names_1, linear_1[H, "fc1"]); tuned(t.LINEAR, f, names_1, linear_1[H, "fc2"]); first = (a, e, f)
                 else:
-                    for p, q, names in ((a, first[0], ("variant", "rows", "strip", "strips", "split")), (e, first[1], ("tile_rows", "tile_columns", "stages", "split")), (f, first[2], ("tile_rows", "tile_columns", "stages", "split"))):
+                    for p, q, names in ((a, first[0], ("variant", "rows", "strip", "strips", "split")), (e, first[1], names_1), (f, first[2], names_1)):
                         for n in names: setattr(p, n, getattr(q, n))
                 links += [(t.DEPTHWISE, a), (t.LINEAR, e), (t.LINEAR, f)]; x, x2 = x2, (m.alloc(M * C * 2) if b == 0 else x)
             outs.append((x, M * C))
@@ -107,6 +120,19 @@ def GPU_CASES(t):
                 start = 3 * sum((3, 3, 9, 3)[:i]); part = (t.Link * (3 * d + 1))(*[t.Link(kind, t.ctypes.addressof(p)) for kind, p in links[start:start + 3 * d]]); per[f"{H} {'early' if early else 'in turn'}"] = round(m.time(t.CHAIN, [head_of(t, part)], 0, 1, 20, False)[0] / d, 2)
         r["us_a_block"] = per; r["same"] = got[0] == got[1]; r["finite"] = all(bool(t.np.isfinite(t.np.frombuffer(b, t.np.float16)).all()) for b in got[0]); m.free(); return r
     out.append(dict(kind=t.CHAIN, name="convnext_tiny, its 18 blocks", measure=chain, time=True))
+
+    def phases(m):
+        """Clock cycles from a block's start to each of its stamps: median and largest over the blocks, and the spread of the starts."""
+        lib = t.Gpu("_stamps"); r = {}
+        jobs = [(t.depthwise("dw 56", H=56, C=96, variant=4, rows=4, strip=4, strips=2, split=1), "depthwise"), (t.depthwise("dw 7", H=7, C=768, variant=4, rows=1, strip=4, strips=2, split=8), "depthwise"), (t.depthwise("dw 14", H=14, C=384, variant=4, rows=2, strip=4, strips=2, split=4), "depthwise"),
+            (t.linear("fc1 56", M=3136, K=96, N=384, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc1 14", M=196, K=384, N=1536, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc2 14", M=196, K=1536, N=384, scale=True, residual=True, rows=64, columns=64, hopper=1, split=8), "linear"), (t.linear("fc2 7", M=49, K=3072, N=768, scale=True, residual=True, rows=64, columns=64, hopper=1, split=8), "linear")]
+        for k, which in jobs:
+            problems, _, _, _ = t.build(k, lib, 1); n = 4096 * 16 * 8; d = lib.alloc(n); lib.poison(d, n); lib.ok(getattr(lib.lib, f"onnxfuse_stamps_{which}")(t.P(d)), "stamps")
+            for _ in range(3): lib.launch(k["kind"], problems[0], 0)
+            a = lib.get(d, t.np.empty((4096, 16), t.np.int64)); lib.ok(getattr(lib.lib, f"onnxfuse_stamps_{which}")(None), "stamps"); a = a[a[:, 0] != -1]; b = t.np.where(a == -1, 0, a - a[:, :1])
+            r[k["name"]] = dict(blocks=len(a), median=t.np.median(b, 0).astype(int).tolist()[:8], largest=b.max(0).tolist()[:8]); lib.free()
+        return r
+    out.append(dict(kind=t.CHAIN, name="phases", measure=phases, time=True))
     # --- all types, odd sizes ----------------------------------------------------------------------------------------------------
     for dt in ("bfloat16", "float32"):
         d(f"dw b2 {dt} planar", dt, N=2, H=29, W=31, C=96, planar=1, rows=4, time=False); d(f"dw b1 {dt} cluster", dt, H=15, C=768, rows=2, split=8, time=False)
@@ -114,12 +140,12 @@ def GPU_CASES(t):
     l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
     # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
-        for packed in (0, 1):
-            for v, rows, strip, strips, split in depthwise_1[H][:: 1 + 2 * packed]: d(f"dw b1 {H}x{H}x{C}{' packed' if packed else ''}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v, packed=packed)
+        for packed in (0,):
+            for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}{' packed' if packed else ''}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v, packed=packed)
     # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
     for H, C in stages:
         for fc, kw in linears(C):
-            for rows, columns, stg, split in linear_1[H, fc]: l(f"{fc} b1 {H * H}x{kw['K']}x{kw['N']}", M=H * H, rows=rows, columns=columns, stages=stg, split=split, **kw)
+            for rows, columns, stg, split, hopper in linear_1[H, fc]: l(f"{fc} b1 {H * H}x{kw['K']}x{kw['N']}", M=H * H, rows=rows, columns=columns, stages=stg, split=split, hopper=hopper, **kw)
     for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
     l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
     # --- larger batches ----------------------------------------------------------------------------------------------------------
@@ -134,9 +160,10 @@ def GPU_CASES(t):
                 for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
     # --- GroupNorm -------------------------------------------------------------------------------------------------------------
     for last in (0, 1):
-        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (256, 0, 2, 0), (512, 0, 2, 0), (256, 0, 4, 1))), (8, 320, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (256, 0, 4, 0), (512, 0, 4, 0), (512, 0, 2, 0))), (16, 512, 4096, ((256, 0, 0, 0), (512, 0, 0, 0), (512, 0, 8, 0), (256, 0, 8, 0), (512, 0, 4, 1))),
-                (1, 128, 262144, ((512, 0, 16, 0), (256, 0, 128, 1), (512, 0, 64, 1), (512, 0, 128, 1), (512, 0, 256, 1))), (2, 512, 65536, ((512, 0, 0, 0), (512, 0, 16, 0), (512, 0, 64, 1)))):
-            for th, per, split, two in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, per=per, split=split, two=two)
+        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0),)), (8, 320, 4096, ((256, 0, 0),)), (16, 512, 4096, ((256, 0, 0),)), (1, 128, 262144, ((512, 16, 0),)), (2, 512, 65536, ((512, 16, 0),))):
+            if not last:
+                tactics = (*tactics, *((th, split, 1) for th in (128, 256, 512) for split in {40960: (1, 2, 4), 65536: (1, 2, 4, 8)}.get(C // 32 * HW, (16, 8) if C == 512 else (16,)) if C // 32 * HW * 2 // split < 200_000))
+            for th, split, bulk in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, split=split, bulk=bulk)
         for C, HW in ((32, 16384), (64, 4096), (64, 1024), (96, 256), (128, 64)):
             for th, split in ((256, 0), (128, 0), (256, 4)): g(f"gn{' last' if last else ''} unet 1x{C}x{HW}", C=C, HW=HW, last=last, film=1, threads=th, split=split)
         g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)

@@ -11,7 +11,7 @@ P, I, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 class Depthwise(ctypes.Structure):
     _fields_ = [(n, I) for n in "dtype kernel images height width channels packed planar".split()] + [("epsilon", F)] + [(n, P) for n in "input weight bias gamma beta output".split()] + [(n, I) for n in "variant strip rows strips split early".split()]
 class GroupNorm(ctypes.Structure):
-    _fields_ = [(n, I) for n in "dtype silu images channels groups pixels channels_last add_one".split()] + [("epsilon", F)] + [(n, P) for n in "input gamma beta film_scale film_shift output".split()] + [(n, I) for n in "threads per_thread split two_kernels early".split()]
+    _fields_ = [(n, I) for n in "dtype silu images channels groups pixels channels_last add_one".split()] + [("epsilon", F)] + [(n, P) for n in "input gamma beta film_scale film_shift output".split()] + [(n, I) for n in "threads per_thread split bulk two_kernels early".split()]
 class Linear(ctypes.Structure):
     _fields_ = [(n, I) for n in "dtype activation rows width columns plane".split()] + [(n, P) for n in "input weight bias scale residual output".split()] + [(n, I) for n in "tile_rows tile_columns stages split hopper early".split()]
 class Copy(ctypes.Structure):
@@ -29,8 +29,8 @@ def store(dt, a): return np.ascontiguousarray(a, np.float32) if dt == "float32" 
 def widen(dt, a): return (a if dt != "bfloat16" else unbf16(a)).astype(np.float64)
 
 class Gpu:
-    def __init__(self):
-        self.lib = ctypes.CDLL(os.path.join(HERE, "epilogues.bin")); self.lib.gt_error.restype = ctypes.c_char_p; self.kept = []; self.lib.onnxfuse_group_norm_workspace.restype = ctypes.c_size_t
+    def __init__(self, name=""):
+        self.lib = ctypes.CDLL(os.path.join(HERE, f"epilogues{name}.bin")); self.lib.gt_error.restype = ctypes.c_char_p; self.kept = []; self.lib.onnxfuse_group_norm_workspace.restype = ctypes.c_size_t
         self.flush_bytes = 192 << 20; self.flush = self.alloc(self.flush_bytes); self.kept = []
     def ok(self, e, what):
         if e: raise RuntimeError(f"{what}: {self.lib.gt_error(e).decode()}")
@@ -66,7 +66,7 @@ def random(rng, shape, offset=0.0):
     return np.resize(base[: len(base) if n > len(base) else n], n).reshape(shape) + np.float32(offset)
 
 def depthwise(name, dtype="float16", N=1, H=56, C=96, K=7, W=None, planar=0, packed=0, bias=True, affine=True, offset=0.0, variant=0, strip=0, rows=0, strips=0, split=0, time=True): return dict(kind=DEPTHWISE, name=name, dtype=dtype, N=N, H=H, W=W or H, C=C, K=K, planar=planar, packed=packed, bias=bias, affine=affine, offset=offset, tactic=dict(variant=variant, strip=strip, rows=rows, strips=strips, split=split), time=time)
-def groupnorm(name, dtype="float16", N=1, C=320, G=32, HW=4096, last=0, silu=1, film=0, affine=True, offset=0.0, threads=0, per=0, split=0, two=0, time=True): return dict(kind=GROUPNORM, name=name, dtype=dtype, N=N, C=C, G=G, HW=HW, last=last, silu=silu, film=film, affine=affine, offset=offset, tactic=dict(threads=threads, per_thread=per, split=split, two_kernels=two), time=time)
+def groupnorm(name, dtype="float16", N=1, C=320, G=32, HW=4096, last=0, silu=1, film=0, affine=True, offset=0.0, threads=0, per=0, split=0, two=0, bulk=0, time=True): return dict(kind=GROUPNORM, name=name, dtype=dtype, N=N, C=C, G=G, HW=HW, last=last, silu=silu, film=film, affine=affine, offset=offset, tactic=dict(threads=threads, per_thread=per, split=split, two_kernels=two, bulk=bulk), time=time)
 def linear(name, dtype="float16", M=196, K=384, N=1536, act="none", bias=True, scale=False, residual=False, plane=0, rows=0, columns=0, stages=0, split=0, hopper=0, time=True): return dict(kind=LINEAR, name=name, dtype=dtype, M=M, K=K, N=N, act=act, bias=bias, scale=scale, residual=residual, plane=plane, tactic=dict(tile_rows=rows, tile_columns=columns, stages=stages, split=split, hopper=hopper), time=time)
 
 def erf(x):  # float64, error below 1e-13: the series, and the continued fraction in the tail

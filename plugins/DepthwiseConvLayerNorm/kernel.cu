@@ -2,6 +2,7 @@
 
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
+#include "picture.cuh"
 
 namespace onnxfuse
 {
@@ -59,6 +60,39 @@ cudaError_t launch_tensor(OnnxfuseDepthwise const& p, cudaStream_t stream)
     return cudaErrorInvalidValue;
 }
 
+int lanes_for(int channels)
+{
+    return channels <= 96 ? 8 : channels <= 192 ? 16 : 32;
+}
+
+template <typename T, int kKernel, int kStrip, int kQuads>
+cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
+{
+    int const columns = p.strips * kStrip, channels = p.channels / p.split;
+    PictureLayout const layout(kKernel, p.rows, columns, channels, p.split);
+    PictureArgs<T> args{};
+    bool const bfloat = static_cast<Dtype>(p.dtype) == Dtype::kBfloat16;
+    cudaError_t const status = make_picture_map(args.input, p.input, bfloat, p.images, p.height, p.width, p.channels, p.rows + kKernel - 1, columns + kKernel - 1, channels);
+    if (status != cudaSuccess)
+        return status;
+    args.weight = static_cast<T const*>(p.weight), args.bias = static_cast<T const*>(p.bias), args.gamma = static_cast<T const*>(p.gamma);
+    args.beta = static_cast<T const*>(p.beta), args.output = static_cast<T*>(p.output);
+    args.images = p.images, args.height = p.height, args.width = p.width, args.channels = p.channels;
+    args.tiles_x = static_cast<int>(ceil_div(p.width, columns)), args.tiles_y = static_cast<int>(ceil_div(p.height, p.rows));
+    args.rows = p.rows, args.strips = p.strips, args.split = p.split, args.epsilon = p.epsilon, args.lanes = lanes_for(channels);
+    int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
+    int const threads = static_cast<int>(ceil_div(channels / 2 * p.rows * p.strips, 32) * 32);
+    return launch_cluster(depthwise_layernorm_picture<T, kKernel, kStrip, kQuads>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
+}
+
+template <typename T, int kKernel, int kStrip>
+cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
+{
+    if constexpr (sizeof(T) == 2)
+        return p.channels / p.split <= 384 ? launch_picture<T, kKernel, kStrip, 3>(p, stream) : launch_picture<T, kKernel, kStrip, 6>(p, stream);
+    return cudaErrorInvalidValue;
+}
+
 template <typename T, int kKernel, int kStrip>
 cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
@@ -72,6 +106,8 @@ cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
     if (p.variant == 3)
         return launch_tensor<T, kKernel>(p, stream);
+    if (p.variant == 4)
+        return p.strip == 4 ? launch_picture<T, kKernel, 4>(p, stream) : launch_picture<T, kKernel, 7>(p, stream);
     if (p.strip == 4)
         return launch<T, kKernel, 4>(p, stream);
     return launch<T, kKernel, 7>(p, stream);
@@ -83,6 +119,8 @@ int64_t shared_bytes(OnnxfuseDepthwise const& p)
     int const channels = p.channels / p.split;
     if (int64_t{p.rows} * p.strip * p.strips > 1024)
         return INT32_MAX;
+    if (p.variant == 4)
+        return PictureLayout(p.kernel, p.rows, p.strips * p.strip, channels, p.split).bytes;
     if (p.variant == 3)
         return DepthwiseTensorLayout(p.kernel, p.rows * p.strip, 8 * p.strips, channels, p.split).bytes;
     return DepthwiseLayout(p.dtype == 0 ? 4 : 2, p.kernel, p.rows, p.strips * p.strip, channels, pixel_stride_of(p), p.split, p.variant == 1).bytes;
@@ -96,6 +134,9 @@ bool supported(OnnxfuseDepthwise const& p)
     {
     case 1: return p.strip == 4 || p.strip == 7;
     case 2: return (p.strip == 4 || p.strip == 7) && !p.planar;
+    case 4:
+        return p.dtype != 0 && (p.strip == 4 || p.strip == 7) && !p.planar && !p.packed && p.channels / p.split <= 256 && p.channels / p.split / 2 * p.rows * p.strips <= kDepthwiseThreads
+            && p.bias && p.gamma && p.beta && is_hopper() && p.rows + p.kernel - 1 <= 256 && p.strips * p.strip + p.kernel - 1 <= 256;
     case 3: return p.dtype != 0 && p.strip >= 1 && p.strip * p.strips <= 8 && (p.rows == 2 || p.rows == 4 || p.rows == 8);
     }
     return false;
@@ -168,3 +209,5 @@ extern "C" int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* prob
         return cudaErrorInvalidValue;
     });
 }
+
+ONNXFUSE_STAMPS_SETTER(onnxfuse_stamps_depthwise)

@@ -28,7 +28,8 @@ struct OnnxfuseDepthwise
     void const* beta;      // [channels], or null: zeros
     void* output;
     // The tactic; zeros: chosen by size.
-    int32_t variant;       // 1: input tile in shared memory, 2: input by the caches, 3: tensor cores (16-bit types)
+    int32_t variant;       // 1: input tile in shared memory, 2: input by the caches, 3: tensor cores (16-bit types),
+                           // 4: the tile by a map (16-bit types, channels last, compute capability 9.0; bias, gamma and beta given)
     int32_t strip;         // outputs of a thread along x: 4 or 7; variant 3: groups of rows of a tile
     int32_t rows;          // of a tile; variant 3: of a group: 2, 4 or 8
     int32_t strips;        // of a tile, along x; variant 3: 8 pixels each, strips * strip <= 8

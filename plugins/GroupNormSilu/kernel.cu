@@ -4,6 +4,7 @@
 
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
+#include "bulk.cuh"
 
 namespace onnxfuse
 {
@@ -52,6 +53,19 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
     Sizes const sizes = sizes_of(p);
     if (sizes.once < 1)
         return cudaErrorInvalidValue;
+    if (p.bulk)
+    {
+        if (p.channels_last || sizes.single || p.two_kernels || !is_hopper())
+            return cudaErrorInvalidValue;
+        // 32 KB a block or so.
+        for (int split = p.split; p.split == 0; split *= 2)
+        {
+            split = split ? split : 1;
+            if (split == 8 || sizes.whole * 16 <= int64_t{split} * 40 * 1024)
+                p.split = split;
+        }
+        return cudaSuccess;
+    }
     if (p.split == 0)
     {
         // The fewest blocks that hold a group, and more of them while that leaves the GPU empty.
@@ -84,20 +98,27 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
 int shared_bytes(OnnxfuseGroupNorm const& p)
 {
     Sizes const sizes = sizes_of(p);
+    if (p.bulk)
+        return static_cast<int>(std::min<int64_t>(INT32_MAX, 16 * ceil_div(sizes.whole, p.split) + 256 + 16 + 8 * (p.split + sizes.slab)));
     if (!p.channels_last)
         return 256 + 8 * (p.split + sizes.slab);
     int const groups = sizes.slab / (p.channels / p.groups);
     return 8 * (groups * p.split + sizes.slab) + 16 + 4 * (2 * groups + static_cast<int>(sizes.once) * sizes.slab);
 }
 
+template <typename T>
+GroupNormArgs<T> args_of(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspace)
+{
+    return {static_cast<T const*>(p.input), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T const*>(p.film_scale),
+        static_cast<T const*>(p.film_shift), static_cast<T*>(p.output), static_cast<float2*>(workspace), p.images, p.channels, p.groups, p.pixels, sizes.slab,
+        p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.add_one, p.silu != 0, p.epsilon};
+}
+
 template <typename T, int kPerThread, Part kPart>
 cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspace, cudaStream_t stream)
 {
     constexpr int kVector = 16 / sizeof(T);
-    GroupNormArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta),
-        static_cast<T const*>(p.film_scale), static_cast<T const*>(p.film_shift), static_cast<T*>(p.output), static_cast<float2*>(workspace),
-        p.images, p.channels, p.groups, p.pixels, sizes.slab, p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.add_one,
-        p.silu != 0, p.epsilon};
+    GroupNormArgs<T> const args = args_of<T>(p, sizes, workspace);
     int const cluster = kPart == Part::kAll ? p.split : 1, bytes = shared_bytes(p);
     if (p.channels_last)
     {
@@ -108,6 +129,14 @@ cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspa
     if (sizes.single)
         return launch_cluster(group_norm_planar<T, 1, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
     return launch_cluster(group_norm_planar<T, kVector, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
+}
+
+template <typename T>
+cudaError_t launch_bulk(OnnxfuseGroupNorm const& p, Sizes const& sizes, cudaStream_t stream)
+{
+    int64_t const blocks = int64_t{p.images} * p.groups * p.split;
+    auto const kernel = p.silu ? group_norm_bulk<T, true> : group_norm_bulk<T, false>;
+    return launch_cluster(kernel, args_of<T>(p, sizes, nullptr), blocks, p.threads, shared_bytes(p), p.split, p.early != 0, stream);
 }
 
 template <typename T, int kPerThread>
@@ -177,6 +206,8 @@ extern "C" int onnxfuse_launch_group_norm(OnnxfuseGroupNorm const* problem, void
     return with_type(p.dtype, [&](auto type) -> cudaError_t {
         using T = typename decltype(type)::type;
         auto const s = static_cast<cudaStream_t>(stream);
+        if (p.bulk)
+            return launch_bulk<T>(p, sizes, s);
         switch (p.per_thread)
         {
         case 1: return launch<T, 1>(p, sizes, workspace, s);

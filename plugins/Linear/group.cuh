@@ -24,31 +24,6 @@ struct GroupShape
     }
 };
 
-template <typename T>
-__device__ __forceinline__ void finish_vector(float (&z)[8], Vector<T, 8> const& bias, Vector<T, 8> const& scale, Vector<T, 8> const& residual, LinearArgs<T> const& args)
-{
-    float other[8];
-    unpack(bias, other);
-#pragma unroll
-    for (int e = 0; e < 8; ++e)
-        z[e] += other[e];
-    activate<true>(z, args.activation);
-    if (args.scale)
-    {
-        unpack(scale, other);
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-            z[e] *= other[e];
-    }
-    if (args.residual)
-    {
-        unpack(residual, other);
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-            z[e] += other[e];
-    }
-}
-
 template <typename T, int kColumns, int kSplit>
 __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ HopperArgs<T> const all)
 {
@@ -91,7 +66,10 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
     stamp(1);
 
     float sums[kColumns / 2];
-    Vector<T, 8> bias[kEach], scale[kEach], residual[kEach];
+    // All vectors of a thread are of the same columns.
+    int const column = column0 + thread % kParts * 8;
+    constexpr bool kPrefetch = kEach <= 2; // more would take too much code; see the loop at the end
+    Vector<T, 8> bias{}, scale{}, residual[kPrefetch ? kEach : 1] = {};
     if (thread >= 128)
     {
         if (thread == 128)
@@ -120,18 +98,17 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
     }
     else
     {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i)
+        if (column < args.columns)
         {
-            int const at = thread + 128 * i, row = row0 + rank * (kGroupRows / kSplit) + at / kParts, column = column0 + at % kParts * 8;
-            bias[i] = scale[i] = residual[i] = {};
-            if (at < kGroupRows / kSplit * kParts && row < args.rows && column < args.columns)
+            if (args.bias)
+                bias = load<T, 8>(args.bias + column, 0);
+            if (args.scale)
+                scale = load<T, 8>(args.scale + column, 0);
+#pragma unroll
+            for (int i = 0; kPrefetch && i < kEach; ++i)
             {
-                if (args.bias)
-                    bias[i] = load<T, 8>(args.bias + column, 0);
-                if (args.scale)
-                    scale[i] = load<T, 8>(args.scale + column, 0);
-                if (args.residual)
+                int const at = thread + 128 * i, row = row0 + rank * (kGroupRows / kSplit) + at / kParts;
+                if (args.residual && at < kGroupRows / kSplit * kParts && row < args.rows)
                     residual[i] = load<T, 8>(args.residual + int64_t{row} * args.columns + column, 0);
             }
         }
@@ -195,11 +172,11 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
     stamp(4);
     if (thread < 128)
     {
-#pragma unroll
+#pragma unroll(kPrefetch ? kEach : 1)
         for (int i = 0; i < kEach; ++i)
         {
             int const at = thread + 128 * i, r = rank * (kGroupRows / kSplit) + at / kParts, c = at % kParts * 8;
-            int const row = row0 + r, column = column0 + c;
+            int const row = row0 + r;
             if (at >= kGroupRows / kSplit * kParts || row >= args.rows || column >= args.columns)
                 continue;
             float4 const* const from = reinterpret_cast<float4 const*>(out + r * S::kPitch + c);
@@ -217,7 +194,10 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
                 z[0] += low[other].x, z[1] += low[other].y, z[2] += low[other].z, z[3] += low[other].w;
                 z[4] += high[other].x, z[5] += high[other].y, z[6] += high[other].z, z[7] += high[other].w;
             }
-            finish_vector(z, bias[i], scale[i], residual[i], args);
+            Vector<T, 8> added = residual[kPrefetch ? i : 0];
+            if (!kPrefetch && args.residual)
+                added = load<T, 8>(args.residual + int64_t{row} * args.columns + column, 0);
+            finish_vector(z, bias, scale, added, args);
             Vector<T, 8> rounded;
             pack(z, rounded);
             store(args.output + int64_t{row} * args.columns + column, 0, rounded);

@@ -112,3 +112,5 @@ cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream)
     }
 }
 } // namespace onnxfuse
+
+ONNXFUSE_STAMPS_SETTER(onnxfuse_stamps_linear)

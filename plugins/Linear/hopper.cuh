@@ -15,8 +15,9 @@ struct HopperShape
 {
     static constexpr int kInputBytes = kHopperRows * kHopperDepth * 2, kPieceBytes = kHopperDepth * 128, kPieces = kColumns / 64;
     static constexpr int kStageBytes = kInputBytes + kPieces * kPieceBytes;
-    static constexpr int kStages = kColumns == 256 ? 4 : 6;
-    static constexpr int kBytes = kStages * kStageBytes + 1024 + 16 * kStages; // the stages begin at a multiple of 1024
+    static constexpr int kStages = kColumns == 256 ? 4 : 5;
+    // The stages begin at a multiple of 1024; behind them the barriers, and a piece of 16 rows of 36 sums for each warp.
+    static constexpr int kBytes = kStages * kStageBytes + 1024 + 16 * kStages + 8 * 16 * 36 * 4;
 };
 
 template <typename T>
@@ -37,53 +38,82 @@ __device__ __forceinline__ int2 tile_at(int index, int tiles_down, int tiles_acr
     return make_int2(group * kHopperGroup + within % rows, within / rows);
 }
 
-__device__ __forceinline__ void store_two(float a, float b, __half* to)
+// y = residual + scale * activation(z + bias), eight columns of a row.
+template <typename T>
+__device__ __forceinline__ void finish_vector(float (&z)[8], Vector<T, 8> const& bias, Vector<T, 8> const& scale, Vector<T, 8> const& residual, LinearArgs<T> const& args)
 {
-    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
-}
-__device__ __forceinline__ void store_two(float a, float b, __nv_bfloat16* to)
-{
-    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
-}
-__device__ __forceinline__ float2 load_two(__half const* p)
-{
-    return __half22float2(*reinterpret_cast<__half2 const*>(p));
-}
-__device__ __forceinline__ float2 load_two(__nv_bfloat16 const* p)
-{
-    return make_float2(widen(p[0]), widen(p[1]));
+    float other[8];
+    unpack(bias, other);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        z[e] += other[e];
+    activate<true>(z, args.activation);
+    if (args.scale)
+    {
+        unpack(scale, other);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            z[e] *= other[e];
+    }
+    if (args.residual)
+    {
+        unpack(residual, other);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            z[e] += other[e];
+    }
 }
 
-template <Activation kKind, typename T, int N>
-__device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float const (&sums)[N], int row, int column)
+// A warp's 16 rows of sums to the output, 32 columns at a time by way of its piece of shared memory: little code, where registers can only be
+// named in code, and whole lines for the memory.
+constexpr int kPieceColumns = 32, kPiecePitch = kPieceColumns + 4;
+
+template <typename T, int N>
+__device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float const (&sums)[N], float* piece, int row0, int column0)
 {
-#pragma unroll
-    for (int j = 0; j < N / 4; ++j)
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+    for (int chunk = 0; chunk < N * 2 / kPieceColumns; ++chunk)
     {
-        int const c = column + 8 * j;
-        if (c >= args.columns)
-            continue;
-        float2 bias = make_float2(0.0f, 0.0f), scale = make_float2(1.0f, 1.0f);
-        if (args.bias)
-            bias = load_two(args.bias + c);
-        if (args.scale)
-            scale = load_two(args.scale + c);
+        float* const to = piece + lane / 4 * kPiecePitch + lane % 4 * 2;
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
+        for (int j = 0; j < N / 4; ++j)
         {
-            int const r = row + 8 * h;
-            if (r >= args.rows)
-                continue;
-            float2 z = make_float2(activate<kKind, true>(sums[4 * j + 2 * h] + bias.x) * scale.x, activate<kKind, true>(sums[4 * j + 2 * h + 1] + bias.y) * scale.y);
-            int64_t const at = int64_t{r} * args.columns + c;
-            if (args.residual)
+            if (j / 4 == chunk)
             {
-                float2 const more = load_two(args.residual + at);
-                z.x += more.x;
-                z.y += more.y;
+                *reinterpret_cast<float2*>(to + j % 4 * 8) = make_float2(sums[4 * j], sums[4 * j + 1]);
+                *reinterpret_cast<float2*>(to + 8 * kPiecePitch + j % 4 * 8) = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
             }
-            store_two(z.x, z.y, args.output + at);
         }
+        __syncwarp();
+        int const column = column0 + chunk * kPieceColumns + lane % 4 * 8;
+        if (column < args.columns)
+        {
+            Vector<T, 8> bias{}, scale{};
+            if (args.bias)
+                bias = load<T, 8>(args.bias + column, 0);
+            if (args.scale)
+                scale = load<T, 8>(args.scale + column, 0);
+#pragma unroll 1
+            for (int r = lane / 4; r < 16; r += 8)
+            {
+                int const row = row0 + r;
+                if (row >= args.rows)
+                    break;
+                int64_t const at = int64_t{row} * args.columns + column;
+                Vector<T, 8> residual{};
+                if (args.residual)
+                    residual = load<T, 8>(args.residual + at, 0);
+                float4 const low = *reinterpret_cast<float4 const*>(piece + r * kPiecePitch + lane % 4 * 8);
+                float4 const high = *reinterpret_cast<float4 const*>(piece + r * kPiecePitch + lane % 4 * 8 + 4);
+                float z[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+                finish_vector(z, bias, scale, residual, args);
+                Vector<T, 8> rounded;
+                pack(z, rounded);
+                store(args.output + at, 0, rounded);
+            }
+        }
+        __syncwarp();
     }
 }
 
@@ -167,16 +197,9 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
         products_wait<0>();
         if (thread == 0)
             phase_arrive(empty + before);
-        int const row = at.x * kHopperRows + mine * 64 + thread / 32 * 16 + thread % 32 / 4, column = at.y * kColumns + thread % 4 * 2;
-        switch (args.rest.activation)
-        {
-        case Activation::kRelu: hopper_output<Activation::kRelu>(args.rest, sums, row, column); break;
-        case Activation::kSilu: hopper_output<Activation::kSilu>(args.rest, sums, row, column); break;
-        case Activation::kGelu: hopper_output<Activation::kGelu>(args.rest, sums, row, column); break;
-        case Activation::kGeluTanh: hopper_output<Activation::kGeluTanh>(args.rest, sums, row, column); break;
-        case Activation::kGeluQuick: hopper_output<Activation::kGeluQuick>(args.rest, sums, row, column); break;
-        default: hopper_output<Activation::kNone>(args.rest, sums, row, column); break;
-        }
+        int const warp = thread / 32;
+        float* const piece = reinterpret_cast<float*>(empty + S::kStages) + (mine * 4 + warp) * 16 * kPiecePitch;
+        hopper_output(args.rest, sums, piece, at.x * kHopperRows + mine * 64 + warp * 16, at.y * kColumns);
     }
 }
 } // namespace onnxfuse

@@ -21,6 +21,12 @@ inline cudaError_t fits_gpu(int64_t bytes, int cluster)
     return bytes <= most && (cluster == 1 || major >= 9) ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
+inline bool is_hopper()
+{
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+}
+
 // `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. early: it may start before the stream's kernel before it
 // has ended, and waits for it itself (compute capability 9.0). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.

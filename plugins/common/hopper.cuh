@@ -67,6 +67,16 @@ inline cudaError_t make_picture_map(
     return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
 }
 
+// Copies a multiple of 16 bytes, from and to multiples of 16, and counts them at the barrier.
+__device__ __forceinline__ void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
+{
+#ifdef ONNXFUSE_HOPPER
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_word(to)), "l"(from), "r"(bytes),
+                 "r"(shared_word(barrier))
+                 : "memory");
+#endif
+}
+
 // Copies the tile whose first pixel is (y, x) of an image and whose first channel is c, and counts its bytes at the barrier.
 __device__ __forceinline__ void copy_picture(void* to, PictureMap const* map, int image, int y, int x, int c, uint64_t* barrier)
 {

@@ -94,6 +94,15 @@ inline void copy_tile(void* to, TileMap const* map, int row, int column, uint64_
     b.settle();
 }
 
+inline void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
+{
+    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
+        std::abort();
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    auto& b = *reinterpret_cast<Phase*>(barrier);
+    b.bytes -= bytes;
+    b.settle();
+}
 inline void copy_picture(void* to, PictureMap const* map, int image, int y0, int x0, int c0, uint64_t* barrier)
 {
     auto* at = static_cast<uint16_t*>(to);

@@ -92,6 +92,9 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipLayerNormalization": ["epsilon", "outputs", "has_beta"],
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
+        "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
+        "GroupNormSilu": ["epsilon", "num_groups", "film"],
+        "Linear": ["activation", "residual"],
     }
     assert said["good"] == [1, 2, 2, 1, 1, 1, 1]
     assert said["bad"] == [None, None, None]
