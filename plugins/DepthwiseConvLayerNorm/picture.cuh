@@ -70,7 +70,7 @@ __device__ __forceinline__ float2 pixel_statistics(float const* from, int lane, 
 
 // kQuads: groups of 4 channels of a thread in the norm: channels of a block <= 4 * kQuads * lanes.
 template <typename T, int kKernel, int kStrip, int kQuads>
-__global__ void __launch_bounds__(kDepthwiseThreads) depthwise_layernorm_picture(__grid_constant__ PictureArgs<T> const args)
+__global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm_picture(__grid_constant__ PictureArgs<T> const args)
 {
     ONNXFUSE_SHARED(shared);
     constexpr int kRadius = kKernel / 2, kSpan = kStrip + kKernel - 1, kTaps = kKernel * kKernel;

@@ -8,7 +8,7 @@
 namespace onnxfuse
 {
 template <typename T, bool kSilu>
-__global__ void __launch_bounds__(kNormThreads) group_norm_bulk(GroupNormArgs<T> const args)
+__global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs<T> const args)
 {
     constexpr int kVector = 16 / sizeof(T);
     ONNXFUSE_SHARED(shared);
