@@ -72,6 +72,7 @@ __device__ __forceinline__ float2 pixel_statistics(float const* from, int lane, 
 template <typename T, int kKernel, int kStrip, int kQuads>
 __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm_picture(__grid_constant__ PictureArgs<T> const args)
 {
+#if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
     ONNXFUSE_SHARED(shared);
     constexpr int kRadius = kKernel / 2, kSpan = kStrip + kKernel - 1, kTaps = kKernel * kKernel;
     int const columns = args.strips * kStrip, channels = args.channels / args.split, pairs = channels / 2, pixels = args.rows * columns;
@@ -236,5 +237,6 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm_pict
         }
     }
     stamp(5);
+#endif
 }
 } // namespace onnxfuse

@@ -10,6 +10,7 @@ namespace onnxfuse
 template <typename T, bool kSilu>
 __global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs<T> const args)
 {
+#if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
     constexpr int kVector = 16 / sizeof(T);
     ONNXFUSE_SHARED(shared);
     uint4 const* const data = reinterpret_cast<uint4 const*>(shared);
@@ -93,5 +94,6 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs
             ++channel;
         }
     }
+#endif
 }
 } // namespace onnxfuse

@@ -27,6 +27,7 @@ struct GroupShape
 template <typename T, int kColumns, int kSplit>
 __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ HopperArgs<T> const all)
 {
+#if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
     using S = GroupShape<kColumns>;
     constexpr int kParts = kColumns / 8;
     // Vectors of 8 results that a thread finishes.
@@ -210,5 +211,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
         cluster_wait(); // nobody ends while its sums are read
     }
     stamp(6);
+#endif
 }
 } // namespace onnxfuse

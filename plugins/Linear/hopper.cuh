@@ -120,6 +120,7 @@ __device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float c
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_constant__ HopperArgs<T> const args)
 {
+#if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
     using S = HopperShape<kColumns>;
     ONNXFUSE_SHARED(shared_start);
     unsigned char* const shared = shared_start + (1024 - reinterpret_cast<uintptr_t>(shared_start) % 1024) % 1024;
@@ -201,5 +202,6 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
         float* const piece = reinterpret_cast<float*>(empty + S::kStages) + (mine * 4 + warp) * 16 * kPiecePitch;
         hopper_output(args.rest, sums, piece, at.x * kHopperRows + mine * 64 + warp * 16, at.y * kColumns);
     }
+#endif
 }
 } // namespace onnxfuse
