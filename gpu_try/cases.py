@@ -1,11 +1,9 @@
 def HOST_CASES(t):
     out = []; d, g, l = (lambda *a, **k: out.append(t.depthwise(*a, **k))), (lambda *a, **k: out.append(t.groupnorm(*a, **k))), (lambda *a, **k: out.append(t.linear(*a, **k)))
     for dt in ("float16", "bfloat16", "float32"):
-        for v in (1, 2):
-            for strip in (4, 7):
-                d(f"dw {dt}", dt, N=2, H=9, W=10, C=24, variant=v, packed=strip == 4, strip=strip, rows=3, strips=1)
+        for K in (3, 5, 7): d(f"dw {dt} {K}", dt, N=2, H=9, W=10, C=24, K=K, variant=1, rows=3, strips=1)
         d(f"dw {dt} planar", dt, N=2, H=9, W=10, C=24, planar=1, rows=2)
-        d(f"dw {dt} planar C32", dt, N=1, H=5, W=10, C=32, planar=1, rows=2, strip=4, strips=2)
+        d(f"dw {dt} planar C32", dt, N=1, H=5, W=10, C=32, planar=1, rows=2, strips=2)
         d(f"dw {dt} cluster", dt, N=2, H=7, W=7, C=64, split=4, rows=7)
         d(f"dw {dt} cluster planar", dt, N=1, H=7, W=8, C=64, split=2, rows=2, planar=1)
         d(f"dw {dt} cluster, many units", dt, N=1, H=10, W=7, C=256, split=2, rows=10)
@@ -24,18 +22,21 @@ def HOST_CASES(t):
             g(f"gn {dt} last{last} large mean", dt, N=1, C=32, G=2, HW=144, last=last, silu=0, offset=30.0, affine=False)
             g(f"gn {dt} last{last} one pixel a group", dt, N=2, C=32, G=4, HW=1, last=last)
     for dt in ("float16", "bfloat16"):
-        for strip in (4, 7):
-            d(f"dwp {dt}", dt, N=2, H=9, W=10, C=24, variant=4, strip=strip, rows=3, strips=1)
-            d(f"dwp {dt} wide", dt, N=1, H=5, W=30, C=96, variant=4, strip=strip, rows=2, strips=3)
-            d(f"dwp {dt} cluster", dt, N=1, H=7, W=7, C=768, variant=4, strip=strip, rows=2, strips=1, split=4, offset=20.0)
-        d(f"dwt {dt} packed", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2, packed=1)
-        d(f"dwt {dt} 1", dt, N=2, H=9, W=10, C=24, variant=3, strip=1, rows=2, strips=2)
-        d(f"dwt {dt} 2", dt, N=1, H=9, W=60, C=24, variant=3, strip=1, rows=8, strips=7)
-        d(f"dwt {dt} 3", dt, N=1, H=14, W=14, C=64, variant=3, strip=4, rows=4, strips=2, split=2)
-        d(f"dwt {dt} 4", dt, N=1, H=7, W=7, C=96, variant=3, strip=4, rows=2, strips=1, split=3)
-        d(f"dwt {dt} 5 large mean", dt, N=1, H=28, W=28, C=32, variant=3, strip=2, rows=4, strips=4, split=4, offset=30.0)
-        d(f"dwt {dt} planar", dt, N=1, H=15, W=17, C=48, variant=3, strip=2, rows=4, strips=3, planar=1, bias=False)
-        d(f"dwt {dt} eight", dt, N=1, H=9, W=3, C=8, variant=3, strip=8, rows=2, strips=1)
+        for strip in (4,):
+            d(f"dwp {dt}", dt, N=2, H=9, W=10, C=24, variant=4, rows=3, strips=1)
+            d(f"dwp {dt} wide", dt, N=1, H=5, W=30, C=96, variant=4, rows=2, strips=3)
+            d(f"dwp {dt} cluster", dt, N=1, H=7, W=7, C=768, variant=4, rows=2, strips=1, split=4, offset=20.0)
+        for rows in (1, 2, 4):
+            for planar in (0, 1):
+                d(f"dwb {dt} rows{rows} planar{planar}", dt, N=2, H=9, W=10, C=24, variant=5, rows=rows, strips=2, planar=planar)
+                d(f"dwb {dt} rows{rows} planar{planar} two images", dt, N=3, H=7, W=7, C=64, variant=5, rows=rows, strips=1, strip=2, split=2, planar=planar)
+            d(f"dwb {dt} rows{rows} wide", dt, N=1, H=9, W=60, C=32, variant=5, rows=rows, strips=7)
+            d(f"dwb {dt} rows{rows} cluster 3", dt, N=1, H=14, W=28, C=96, variant=5, rows=rows, strips=4, split=3, offset=30.0)
+            d(f"dwb {dt} rows{rows} plain", dt, N=1, H=15, W=17, C=48, variant=5, rows=rows, strips=3, bias=False, affine=False)
+            d(f"dwb {dt} rows{rows} low", dt, N=1, H=2, W=3, C=8, variant=5, rows=rows, strips=8)
+        for K in (3, 5): d(f"dwb {dt} kernel {K}", dt, N=2, H=14, W=15, C=64, K=K, variant=5, rows=2, strips=2, split=4)
+        d(f"dwb {dt} cluster 16", dt, N=1, H=7, W=7, C=128, variant=5, rows=1, strips=1, split=16)
+        for K, N, H, W, C in ((7, 1, 56, 56, 96), (7, 3, 7, 7, 256), (3, 1, 20, 20, 40), (5, 2, 9, 31, 64)): d(f"dw {dt} as chosen", dt, N=N, H=H, W=W, C=C, K=K)
         for rows, columns in ((32, 64), (64, 64), (64, 128), (128, 128)):
             l(f"linear {dt}", dt, M=49, K=96, N=136, act="gelu", rows=rows, columns=columns)
             l(f"linear {dt} all", dt, M=130, K=200, N=72, act="silu", scale=True, residual=True, rows=rows, columns=columns, split=2, stages=2)
@@ -140,8 +141,7 @@ def GPU_CASES(t):
     l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
     # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
-        for packed in (0,):
-            for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}{' packed' if packed else ''}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v, packed=packed)
+        for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
     # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
     for H, C in stages:
         for fc, kw in linears(C):

@@ -9,7 +9,7 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__)); sys.path.insert(0, HERE)
 P, I, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 class Depthwise(ctypes.Structure):
-    _fields_ = [(n, I) for n in "dtype kernel images height width channels packed planar".split()] + [("epsilon", F)] + [(n, P) for n in "input weight bias gamma beta output".split()] + [(n, I) for n in "variant strip rows strips split early".split()]
+    _fields_ = [(n, I) for n in "dtype kernel images height width channels planar".split()] + [("epsilon", F)] + [(n, P) for n in "input weight bias gamma beta output".split()] + [(n, I) for n in "variant strip rows strips split early".split()]
 class GroupNorm(ctypes.Structure):
     _fields_ = [(n, I) for n in "dtype silu images channels groups pixels channels_last add_one".split()] + [("epsilon", F)] + [(n, P) for n in "input gamma beta film_scale film_shift output".split()] + [(n, I) for n in "threads per_thread split bulk two_kernels early".split()]
 class Linear(ctypes.Structure):
@@ -65,7 +65,7 @@ def random(rng, shape, offset=0.0):
     n = int(np.prod(shape)); base = rng.standard_normal(min(n, 1 << 20) + 7).astype(np.float32)
     return np.resize(base[: len(base) if n > len(base) else n], n).reshape(shape) + np.float32(offset)
 
-def depthwise(name, dtype="float16", N=1, H=56, C=96, K=7, W=None, planar=0, packed=0, bias=True, affine=True, offset=0.0, variant=0, strip=0, rows=0, strips=0, split=0, time=True): return dict(kind=DEPTHWISE, name=name, dtype=dtype, N=N, H=H, W=W or H, C=C, K=K, planar=planar, packed=packed, bias=bias, affine=affine, offset=offset, tactic=dict(variant=variant, strip=strip, rows=rows, strips=strips, split=split), time=time)
+def depthwise(name, dtype="float16", N=1, H=56, C=96, K=7, W=None, planar=0, bias=True, affine=True, offset=0.0, variant=0, strip=0, rows=0, strips=0, split=0, time=True): return dict(kind=DEPTHWISE, name=name, dtype=dtype, N=N, H=H, W=W or H, C=C, K=K, planar=planar, bias=bias, affine=affine, offset=offset, tactic=dict(variant=variant, strip=strip, rows=rows, strips=strips, split=split), time=time)
 def groupnorm(name, dtype="float16", N=1, C=320, G=32, HW=4096, last=0, silu=1, film=0, affine=True, offset=0.0, threads=0, per=0, split=0, two=0, bulk=0, time=True): return dict(kind=GROUPNORM, name=name, dtype=dtype, N=N, C=C, G=G, HW=HW, last=last, silu=silu, film=film, affine=affine, offset=offset, tactic=dict(threads=threads, per_thread=per, split=split, two_kernels=two, bulk=bulk), time=time)
 def linear(name, dtype="float16", M=196, K=384, N=1536, act="none", bias=True, scale=False, residual=False, plane=0, rows=0, columns=0, stages=0, split=0, hopper=0, time=True): return dict(kind=LINEAR, name=name, dtype=dtype, M=M, K=K, N=N, act=act, bias=bias, scale=scale, residual=residual, plane=plane, tactic=dict(tile_rows=rows, tile_columns=columns, stages=stages, split=split, hopper=hopper), time=time)
 
@@ -97,8 +97,8 @@ def build(k, m, sets):
     small = lambda n, scale=1.0, mean=0.0: store(dt, rng.standard_normal(n) * scale + mean)
     if k["kind"] == DEPTHWISE:
         N, H, W, C, K = (k[n] for n in ("N", "H", "W", "C", "K")); x = kept(k, "x", lambda r: store(dt, random(r, (N, C, H, W) if k["planar"] else (N, H, W, C), k["offset"]))); w = small((K, K, C), 1 / K)
-        b = small(C) if k["bias"] else None; g, be = (small(C, 0.3, 1.0), small(C, 0.3)) if k["affine"] else (None, None); shape = (N, H, W, C); weights = dict(weight=w if k["packed"] else np.ascontiguousarray(w.transpose(2, 0, 1)), bias=b, gamma=g, beta=be)
-        def make(): return Depthwise(dtype=code, kernel=K, images=N, height=H, width=W, channels=C, packed=k["packed"], planar=k["planar"], epsilon=1e-6, **k["tactic"])
+        b = small(C) if k["bias"] else None; g, be = (small(C, 0.3, 1.0), small(C, 0.3)) if k["affine"] else (None, None); shape = (N, H, W, C); weights = dict(weight=np.ascontiguousarray(w.transpose(2, 0, 1)), bias=b, gamma=g, beta=be)
+        def make(): return Depthwise(dtype=code, kernel=K, images=N, height=H, width=W, channels=C, planar=k["planar"], epsilon=1e-6, **k["tactic"])
         picked = sorted({0, N - 1})
         def want():
             v = widen(dt, x[picked]); v = v.transpose(0, 2, 3, 1) if k["planar"] else v; r = K // 2; v = np.pad(v, ((0, 0), (r, r), (r, r), (0, 0))); y = np.zeros((len(picked), H, W, C))

@@ -2,60 +2,67 @@
 
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
+#include "band.cuh"
 #include "picture.cuh"
 
 namespace onnxfuse
 {
 namespace
 {
+// Outputs of a thread along x.
+constexpr int strip_of(int kernel)
+{
+    return kernel == 7 ? 7 : 4;
+}
+
 int pixel_stride_of(OnnxfuseDepthwise const& p)
 {
     int const channels = p.channels / p.split, element = p.dtype == 0 ? 4 : 2;
     bool const even = channels * element / 4 % 2 == 0;
-    return p.planar && p.variant == 1 && even ? channels + 4 / element : channels;
-}
-
-template <typename T, int kKernel, int kStrip, bool kTile>
-cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
-{
-    int const columns = p.strips * kStrip, channels = p.channels / p.split;
-    int const stride = pixel_stride_of(p);
-    DepthwiseLayout const layout(sizeof(T), kKernel, p.rows, columns, channels, stride, p.split, kTile);
-    DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
-        static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
-        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, p.rows)), p.rows, p.strips, p.split, p.packed, p.planar, stride,
-        p.epsilon};
-    int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
-    int const threads = static_cast<int>(std::min<int64_t>(kDepthwiseThreads, ceil_div(channels / 2 * p.rows * p.strips, 32) * 32));
-    return launch_cluster(depthwise_layernorm<T, kKernel, kStrip, kTile>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
-}
-
-template <typename T, int kKernel, int kRows>
-cudaError_t launch_tensor(OnnxfuseDepthwise const& p, cudaStream_t stream)
-{
-    int const columns = 8 * p.strips, rows = kRows * p.strip, channels = p.channels / p.split;
-    if (p.strips * p.strip > 8)
-        return cudaErrorInvalidValue;
-    DepthwiseTensorLayout const layout(kKernel, rows, columns, channels, p.split);
-    DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
-        static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
-        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, rows)), rows, p.strips, p.split, p.packed, p.planar, 0, p.epsilon};
-    int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
-    int const threads = std::min(kTensorThreads, channels / 4 * 32);
-    return launch_cluster(depthwise_layernorm_tensor<T, kKernel, kRows>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
+    return p.planar && even ? channels + 4 / element : channels;
 }
 
 template <typename T, int kKernel>
-cudaError_t launch_tensor(OnnxfuseDepthwise const& p, cudaStream_t stream)
+cudaError_t launch_plain(OnnxfuseDepthwise const& p, cudaStream_t stream)
+{
+    constexpr int kStrip = strip_of(kKernel);
+    int const columns = p.strips * kStrip, channels = p.channels / p.split;
+    int const stride = pixel_stride_of(p);
+    DepthwiseLayout const layout(sizeof(T), kKernel, p.rows, columns, channels, stride, p.split);
+    DepthwiseArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
+        static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels,
+        static_cast<int>(ceil_div(p.width, columns)), static_cast<int>(ceil_div(p.height, p.rows)), p.rows, p.strips, p.split, p.planar, stride, p.epsilon};
+    int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
+    int const threads = static_cast<int>(std::min<int64_t>(kDepthwiseThreads, ceil_div(channels / 2 * p.rows * p.strips, 32) * 32));
+    return launch_cluster(depthwise_layernorm<T, kKernel, kStrip>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
+}
+
+BandShape band_of(OnnxfuseDepthwise const& p)
+{
+    return BandShape(p.kernel, p.rows, p.strips, p.strip, p.height, p.channels / p.split, p.split);
+}
+
+template <typename T, int kKernel, int kRows>
+cudaError_t launch_band(OnnxfuseDepthwise const& p, cudaStream_t stream)
+{
+    int const channels = p.channels / p.split;
+    BandArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
+        static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T*>(p.output), p.images, p.height, p.width, p.channels, p.split,
+        p.planar, p.epsilon, 1.0f / static_cast<float>(p.split), 8.0f / static_cast<float>(channels), 1.0f / static_cast<float>(p.channels), band_of(p)};
+    auto const tiles = [](int size, int each) { return static_cast<unsigned>(ceil_div(size, each)); };
+    dim3 const blocks(tiles(p.width, 8 * p.strips) * static_cast<unsigned>(p.split), tiles(p.height, kRows << args.shape.down_log), tiles(p.images, p.strip));
+    return launch_cluster(depthwise_layernorm_band<T, kKernel, kRows>, args, blocks, 4 * channels, args.shape.bytes, p.split, p.early != 0, stream);
+}
+
+template <typename T, int kKernel>
+cudaError_t launch_band(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
     if constexpr (sizeof(T) == 2)
     {
-        switch (p.rows)
-        {
-        case 2: return launch_tensor<T, kKernel, 2>(p, stream);
-        case 4: return launch_tensor<T, kKernel, 4>(p, stream);
-        case 8: return launch_tensor<T, kKernel, 8>(p, stream);
-        }
+        if (p.rows == 2)
+            return launch_band<T, kKernel, 2>(p, stream);
+        if constexpr (kKernel == 7)
+            return p.rows == 1 ? launch_band<T, kKernel, 1>(p, stream) : launch_band<T, kKernel, 4>(p, stream);
     }
     return cudaErrorInvalidValue;
 }
@@ -65,9 +72,10 @@ int lanes_for(int channels)
     return channels <= 96 ? 8 : channels <= 192 ? 16 : 32;
 }
 
-template <typename T, int kKernel, int kStrip, int kQuads>
+template <typename T, int kKernel>
 cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
+    constexpr int kStrip = 4, kQuads = 3;
     int const columns = p.strips * kStrip, channels = p.channels / p.split;
     PictureLayout const layout(kKernel, p.rows, columns, channels, p.split);
     PictureArgs<T> args{};
@@ -85,59 +93,48 @@ cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
     return launch_cluster(depthwise_layernorm_picture<T, kKernel, kStrip, kQuads>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
 }
 
-template <typename T, int kKernel, int kStrip>
-cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
-{
-    if constexpr (sizeof(T) == 2)
-        return p.channels / p.split <= 384 ? launch_picture<T, kKernel, kStrip, 3>(p, stream) : launch_picture<T, kKernel, kStrip, 6>(p, stream);
-    return cudaErrorInvalidValue;
-}
-
-template <typename T, int kKernel, int kStrip>
-cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
-{
-    if (p.variant == 2)
-        return p.planar ? cudaErrorInvalidValue : launch<T, kKernel, kStrip, false>(p, stream);
-    return launch<T, kKernel, kStrip, true>(p, stream);
-}
-
 template <typename T, int kKernel>
 cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
-    if (p.variant == 3)
-        return launch_tensor<T, kKernel>(p, stream);
-    if (p.variant == 4)
-        return p.strip == 4 ? launch_picture<T, kKernel, 4>(p, stream) : launch_picture<T, kKernel, 7>(p, stream);
-    if (p.strip == 4)
-        return launch<T, kKernel, 4>(p, stream);
-    return launch<T, kKernel, 7>(p, stream);
+    if (p.variant == 5)
+        return launch_band<T, kKernel>(p, stream);
+    if constexpr (sizeof(T) == 2)
+    {
+        if (p.variant == 4)
+            return launch_picture<T, kKernel>(p, stream);
+    }
+    return launch_plain<T, kKernel>(p, stream);
 }
 
 // Shared memory of a block.
 int64_t shared_bytes(OnnxfuseDepthwise const& p)
 {
     int const channels = p.channels / p.split;
-    if (int64_t{p.rows} * p.strip * p.strips > 1024)
+    if (p.variant == 5)
+        return band_of(p).bytes;
+    int const columns = p.strips * (p.variant == 4 ? 4 : strip_of(p.kernel));
+    if (int64_t{p.rows} * columns > 1024)
         return INT32_MAX;
     if (p.variant == 4)
-        return PictureLayout(p.kernel, p.rows, p.strips * p.strip, channels, p.split).bytes;
-    if (p.variant == 3)
-        return DepthwiseTensorLayout(p.kernel, p.rows * p.strip, 8 * p.strips, channels, p.split).bytes;
-    return DepthwiseLayout(p.dtype == 0 ? 4 : 2, p.kernel, p.rows, p.strips * p.strip, channels, pixel_stride_of(p), p.split, p.variant == 1).bytes;
+        return PictureLayout(p.kernel, p.rows, columns, channels, p.split).bytes;
+    return DepthwiseLayout(p.dtype == 0 ? 4 : 2, p.kernel, p.rows, columns, channels, pixel_stride_of(p), p.split).bytes;
 }
 
 bool supported(OnnxfuseDepthwise const& p)
 {
-    if (p.split < 1 || p.split > 8 || p.channels % (8 * p.split) != 0 || p.rows < 1 || p.strips < 1 || p.dtype < 0 || p.dtype > 2)
+    if (p.split < 1 || p.split > 16 || p.channels % (8 * p.split) != 0 || p.rows < 1 || p.strips < 1 || p.dtype < 0 || p.dtype > 2)
         return false;
+    int const channels = p.channels / p.split;
     switch (p.variant)
     {
-    case 1: return p.strip == 4 || p.strip == 7;
-    case 2: return (p.strip == 4 || p.strip == 7) && !p.planar;
+    case 1: return p.split <= 8;
     case 4:
-        return p.dtype != 0 && (p.strip == 4 || p.strip == 7) && !p.planar && !p.packed && p.channels / p.split <= 256 && p.channels / p.split / 2 * p.rows * p.strips <= kDepthwiseThreads
-            && p.bias && p.gamma && p.beta && is_hopper() && p.rows + p.kernel - 1 <= 256 && p.strips * p.strip + p.kernel - 1 <= 256;
-    case 3: return p.dtype != 0 && p.strip >= 1 && p.strip * p.strips <= 8 && (p.rows == 2 || p.rows == 4 || p.rows == 8);
+        return p.dtype != 0 && !p.planar && channels <= 256 && channels / 2 * p.rows * p.strips <= kDepthwiseThreads && p.bias && p.gamma && p.beta
+            && is_hopper() && p.rows + p.kernel - 1 <= 256 && p.strips * 4 + p.kernel - 1 <= 256;
+    case 5:
+        return p.dtype != 0 && p.strips <= 8 && (p.strip == 1 || (p.strip == 2 && p.strips <= 4)) && (p.rows == 2 || (p.kernel == 7 && (p.rows == 1 || p.rows == 4)))
+            && 4 * channels <= band_threads(p.rows) && p.height <= 65535 && ceil_div(p.images, p.strip) <= 65535
+            && int64_t{p.channels} * p.height * p.width * p.strip <= INT32_MAX && has_tensor_cores();
     }
     return false;
 }
@@ -149,18 +146,34 @@ cudaError_t chosen(OnnxfuseDepthwise& p)
     if (p.variant != 0 || p.strip != 0 || p.rows != 0 || p.strips != 0 || p.split != 0)
     {
         p.variant = p.variant ? p.variant : 1;
-        p.strip = p.strip ? p.strip : 7;
-        p.rows = p.rows ? p.rows : 4;
+        p.strip = p.strip ? p.strip : 1;
+        p.rows = p.rows ? p.rows : p.variant == 5 ? 2 : 4;
         p.strips = p.strips ? p.strips : 1;
         p.split = p.split ? p.split : 1;
         return fits();
     }
-    int const across = p.width > 28 ? 7 : p.width > 14 ? 4 : p.width > 7 ? 2 : 1;
-    int const how[][5] = {{3, 4, across == 7 ? 1 : std::min(8 / across, 4), across, 4}, {3, 2, 1, across, 8}, {3, 2, 1, across, 4}, {3, 2, 1, across, 1},
-        {1, 4, 7, 1, 4}, {1, 1, 7, 1, 8}, {1, 1, 4, 1, 1}, {2, 1, 4, 1, 1}};
+    // Few pixels: small tiles, for more blocks. A block has 32 channels where the cluster allows it, or as few as it does.
+    int const across = std::min<int64_t>(ceil_div(p.width, 8), 7);
+    bool const many = int64_t{p.images} * p.height * p.width * p.channels > 2'000'000;
+    int const images = across == 1 && p.images > 1 ? 2 : 1;
+    for (int const rows : {many && across > 2 ? 4 : many || p.kernel < 7 ? 2 : 1, 2, 1})
+    {
+        for (int const channels : {32, 48, 64, 96, 128})
+        {
+            if (p.channels % channels != 0)
+                continue;
+            p.variant = 5, p.rows = rows, p.strip = images, p.strips = across, p.split = p.channels / channels;
+            if (p.split <= 8 && fits() == cudaSuccess)
+                return cudaSuccess;
+        }
+        p.split = 1;
+        if (fits() == cudaSuccess)
+            return cudaSuccess;
+    }
+    int const how[][3] = {{4, 1, 4}, {1, 1, 8}, {4, 1, 1}, {1, 1, 1}};
     for (auto const& tactic : how)
     {
-        p.variant = tactic[0], p.rows = tactic[1], p.strip = tactic[2], p.strips = tactic[3], p.split = tactic[4];
+        p.variant = 1, p.rows = tactic[0], p.strips = tactic[1], p.split = tactic[2], p.strip = 1;
         if (fits() == cudaSuccess)
             return cudaSuccess;
     }

@@ -25,7 +25,7 @@ struct DepthwiseArgs
     int images, height, width, channels;
     int tiles_x, tiles_y; // tiles of an image
     int rows, strips, split;
-    int packed, planar;
+    int planar;
     int pixel_stride; // of the tile in shared memory, in elements
     float epsilon;
 };
@@ -94,11 +94,11 @@ struct DepthwiseLayout
 {
     int input, weight, result, stats, bytes;
 
-    __host__ __device__ DepthwiseLayout(int element, int kernel, int rows, int columns, int channels, int pixel_stride, int split, bool tile)
+    __host__ __device__ DepthwiseLayout(int element, int kernel, int rows, int columns, int channels, int pixel_stride, int split)
     {
         auto const round = [](int n) { return (n + 127) / 128 * 128; };
         input = 0;
-        weight = round(tile ? (rows + kernel - 1) * (columns + kernel - 1) * pixel_stride * element : 0);
+        weight = round((rows + kernel - 1) * (columns + kernel - 1) * pixel_stride * element);
         result = weight + round(kernel * kernel * channels * element);
         stats = result + round(rows * columns * channels * 4);
         bytes = stats + split * rows * columns * 8;
@@ -248,14 +248,14 @@ __device__ __forceinline__ DepthwisePlace place_of(DepthwiseArgs<T> const& args,
     return {block % args.split, image, (row % args.tiles_y) * args.rows, (tile % args.tiles_x) * columns};
 }
 
-template <typename T, int kKernel, int kStrip, bool kTile>
+template <typename T, int kKernel, int kStrip>
 __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(DepthwiseArgs<T> const args)
 {
     ONNXFUSE_SHARED(shared);
     using P = typename Pair<T>::type;
     constexpr int kRadius = kKernel / 2, kSpan = kStrip + kKernel - 1, kChunk = 16 / sizeof(T);
     int const columns = args.strips * kStrip, channels = args.channels / args.split, pairs = channels / 2;
-    DepthwiseLayout const layout(sizeof(T), kKernel, args.rows, columns, channels, args.pixel_stride, args.split, kTile);
+    DepthwiseLayout const layout(sizeof(T), kKernel, args.rows, columns, channels, args.pixel_stride, args.split);
     T* const tile = reinterpret_cast<T*>(shared + layout.input);
     T* const weight = reinterpret_cast<T*>(shared + layout.weight);
     float* const result = reinterpret_cast<float*>(shared + layout.result);
@@ -264,22 +264,17 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
     auto const [rank, image, y0, x0] = place_of(args, columns);
     if (args.split > 1)
         cluster_arrive();
-    next_may_start();
 
     int const first_channel = rank * channels, chunks = channels / kChunk;
-    for (int i = thread; !args.packed && i < kKernel * kKernel * channels; i += threads)
+    for (int i = thread; i < kKernel * kKernel * channels; i += threads)
     {
         int const tap = i / channels, c = i % channels;
         weight[i] = args.weight[(first_channel + c) * (kKernel * kKernel) + tap];
     }
-    for (int i = thread; args.packed && i < kKernel * kKernel * chunks; i += threads)
-    {
-        int const tap = i / chunks, c = i % chunks * kChunk;
-        copy_16(weight + tap * channels + c, args.weight + tap * args.channels + first_channel + c, true);
-    }
     wait_for_kernel_before();
+    next_may_start();
     int const tile_columns = columns + kKernel - 1, tile_rows = args.rows + kKernel - 1;
-    if (kTile && !args.planar)
+    if (!args.planar)
     {
         T const* const from = args.input + int64_t{image} * args.height * args.width * args.channels + first_channel;
         for (int i = thread; i < tile_rows * tile_columns * chunks; i += threads)
@@ -290,7 +285,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
             copy_16(tile + pixel * args.pixel_stride + c, there ? from + (int64_t{y} * args.width + x) * args.channels + c : args.input, there);
         }
     }
-    if (kTile && args.planar)
+    if (args.planar)
     {
         T const* const from = args.input + (int64_t{image} * args.channels + first_channel) * args.height * args.width;
         int const pixels = tile_rows * tile_columns;
@@ -324,31 +319,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
         for (int ky = 0; ky < kKernel; ++ky)
         {
             float2 x[kSpan];
-            if constexpr (kTile)
-            {
-                T const* const from = tile + ((row + ky) * tile_columns + column) * args.pixel_stride + 2 * pair;
+            T const* const from = tile + ((row + ky) * tile_columns + column) * args.pixel_stride + 2 * pair;
 #pragma unroll
-                for (int i = 0; i < kSpan; ++i)
-                {
-                    if (args.planar) // the pixel stride is odd in words there, and a pair of float32 not at a multiple of 8 bytes
-                        x[i] = make_float2(widen(from[i * args.pixel_stride]), widen(from[i * args.pixel_stride + 1]));
-                    else
-                        x[i] = widen_pair(*reinterpret_cast<P const*>(from + i * args.pixel_stride), T{});
-                }
-            }
-            else
+            for (int i = 0; i < kSpan; ++i)
             {
-                int const y = y0 + row + ky - kRadius;
-                T const* const from = args.input + ((int64_t{image} * args.height + y) * args.width) * args.channels + first_channel + 2 * pair;
-#pragma unroll
-                for (int i = 0; i < kSpan; ++i)
-                {
-                    int const at = x0 + column + i - kRadius;
-                    P raw{};
-                    if (y >= 0 && y < args.height && at >= 0 && at < args.width)
-                        raw = *reinterpret_cast<P const*>(from + int64_t{at} * args.channels);
-                    x[i] = widen_pair(raw, T{});
-                }
+                if (args.planar) // the pixel stride is odd in words there, and a pair of float32 not at a multiple of 8 bytes
+                    x[i] = make_float2(widen(from[i * args.pixel_stride]), widen(from[i * args.pixel_stride + 1]));
+                else
+                    x[i] = widen_pair(*reinterpret_cast<P const*>(from + i * args.pixel_stride), T{});
             }
 #pragma unroll
             for (int kx = 0; kx < kKernel; ++kx)
@@ -368,198 +346,5 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 1) depthwise_layernorm(Dept
     }
     __syncthreads();
     normalise_tile(args, result, channels, stats, columns, rank, image, y0, x0);
-}
-
-// --- on tensor cores -----------------------------------------------------------------------------------------------------------
-
-// A convolution along x is a product with a band matrix: 8 outputs of a row are 16 inputs times a [16, 8] matrix of the kernel's row, each
-// shifted by one. mma's 16 x 16 operand holds that matrix for two output rows, one below the other, whose kernel rows are ky and ky - 1;
-// its 16 x 8 operand holds 16 inputs for each of 8 places (8 pixels apart along x, or rows apart). So an input row meets each pair of output
-// rows once, and of 2048 products (7 of 16 inputs) * (7 of 8 kernel rows) = 38 % count: three times what float32 units do.
-//
-// Input lies in shared memory channel by channel. A thread reads what the band matrix has at its place from a table of neighbouring
-// weights: of the two halves of the window at most one is not zero.
-
-constexpr int kTensorThreads = 256;
-
-// Where the parts lie in dynamic shared memory. Plain host code too.
-struct DepthwiseTensorLayout
-{
-    int row_bytes, plane_bytes, skew, pitch; // of an input row, a channel; between groups of 8 channels; of the sums, in floats
-    int table, result, stats, bytes;
-
-    __host__ __device__ DepthwiseTensorLayout(int kernel, int rows, int columns, int channels, int split)
-    {
-        auto const round = [](int n) { return (n + 127) / 128 * 128; };
-        int const groups = channels / 8;
-        row_bytes = (columns + 8) * 2;
-        plane_bytes = (rows + kernel - 1) * row_bytes;
-        skew = groups >= 4 ? 32 : groups == 3 ? 48 : 64; // so that a warp that writes several groups meets other banks
-        pitch = channels / 4 % 2 == 0 ? channels + 4 : channels;
-        table = round(channels * plane_bytes + groups * skew);
-        result = table + round(channels * kernel * 8 * 4);
-        stats = result + round(rows * columns * pitch * 4);
-        bytes = stats + split * rows * columns * 8;
-    }
-    __host__ __device__ int plane(int channel) const
-    {
-        return channel * plane_bytes + channel / 8 * skew;
-    }
-};
-
-// args.rows: of the tile, a multiple of kRows; args.strips: 8 pixels each, along x; rows / kRows * strips <= 8.
-template <typename T, int kKernel, int kRows>
-__global__ void __launch_bounds__(kTensorThreads, kRows > 4 ? 1 : 2) depthwise_layernorm_tensor(DepthwiseArgs<T> const args)
-{
-    ONNXFUSE_SHARED(shared);
-    constexpr int kRadius = kKernel / 2, kPairs = kRows / 2;
-    int const columns = 8 * args.strips, channels = args.channels / args.split;
-    DepthwiseTensorLayout const layout(kKernel, args.rows, columns, channels, args.split);
-    uint32_t* const table = reinterpret_cast<uint32_t*>(shared + layout.table);
-    float* const result = reinterpret_cast<float*>(shared + layout.result);
-    float2* const stats = reinterpret_cast<float2*>(shared + layout.stats);
-    int const threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    auto const [rank, image, y0, x0] = place_of(args, columns);
-    int const first_channel = rank * channels;
-    if (args.split > 1)
-        cluster_arrive();
-    next_may_start();
-
-    // table[channel][ky][i] = weights i - 1 and i of that row
-    auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight);
-    int const tap_stride = args.packed ? args.channels : 1, channel_stride = args.packed ? 1 : kKernel * kKernel;
-    for (int i = thread; i < channels * kKernel * 8; i += threads)
-    {
-        // Threads next to each other read what lies next to each other.
-        int const entry = args.packed ? i / channels % 8 : i % 8, ky = args.packed ? i / channels / 8 : i / 8 % kKernel;
-        int const c = args.packed ? i % channels : i / 8 / kKernel, kx = entry - 1;
-        uint16_t const* const at = weight + (first_channel + c) * channel_stride + ky * kKernel * tap_stride;
-        uint32_t const low = kx >= 0 && kx < kKernel ? at[kx * tap_stride] : 0;
-        uint32_t const high = kx + 1 < kKernel ? at[(kx + 1) * tap_stride] : 0;
-        table[(c * kKernel + ky) * 8 + entry] = low | high << 16;
-    }
-    wait_for_kernel_before();
-    int const in_rows = args.rows + kKernel - 1, in_pairs = columns / 2 + 4;
-    if (!args.planar)
-    {
-        constexpr int kAtOnce = 4;
-        auto const* const from = reinterpret_cast<uint16_t const*>(args.input) + int64_t{image} * args.height * args.width * args.channels + first_channel;
-        int const groups = channels / 8, items = groups * in_pairs * in_rows;
-        for (int first = thread; first < items; first += kAtOnce * threads)
-        {
-            uint4 left[kAtOnce], right[kAtOnce];
-#pragma unroll
-            for (int u = 0; u < kAtOnce; ++u)
-            {
-                int const i = first + u * threads, pixel = i / groups, group = i % groups;
-                int const y = y0 - kRadius + pixel / in_pairs, x = x0 - kRadius + pixel % in_pairs * 2;
-                bool const row_there = i < items && y >= 0 && y < args.height;
-                uint16_t const* const at = from + (int64_t{y} * args.width + x) * args.channels + 8 * group;
-                left[u] = right[u] = make_uint4(0, 0, 0, 0);
-                if (row_there && x >= 0 && x < args.width)
-                    left[u] = *reinterpret_cast<uint4 const*>(at);
-                if (row_there && x + 1 >= 0 && x + 1 < args.width)
-                    right[u] = *reinterpret_cast<uint4 const*>(at + args.channels);
-            }
-#pragma unroll
-            for (int u = 0; u < kAtOnce; ++u)
-            {
-                int const i = first + u * threads, pixel = i / groups, group = i % groups;
-                if (i >= items)
-                    continue;
-                unsigned char* const to = shared + layout.plane(8 * group) + pixel / in_pairs * layout.row_bytes + pixel % in_pairs * 4;
-                uint32_t const a[4] = {left[u].x, left[u].y, left[u].z, left[u].w}, b[4] = {right[u].x, right[u].y, right[u].z, right[u].w};
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                {
-                    *reinterpret_cast<uint32_t*>(to + 2 * j * layout.plane_bytes) = (a[j] & 0xffffu) | b[j] << 16;
-                    *reinterpret_cast<uint32_t*>(to + (2 * j + 1) * layout.plane_bytes) = a[j] >> 16 | (b[j] & 0xffff0000u);
-                }
-            }
-        }
-    }
-    else
-    {
-        auto const* const from = reinterpret_cast<uint16_t const*>(args.input) + (int64_t{image} * args.channels + first_channel) * args.height * args.width;
-        int const each = in_rows * in_pairs;
-#pragma unroll 4
-        for (int i = thread; i < channels * each; i += threads)
-        {
-            int const c = i / each, row = i % each / in_pairs, pair = i % in_pairs;
-            int const y = y0 - kRadius + row, x = x0 - kRadius + pair * 2;
-            bool const row_there = y >= 0 && y < args.height;
-            uint16_t const* const at = from + (int64_t{c} * args.height + y) * args.width + x;
-            uint32_t const left = row_there && x >= 0 && x < args.width ? at[0] : 0;
-            uint32_t const right = row_there && x + 1 >= 0 && x + 1 < args.width ? at[1] : 0;
-            *reinterpret_cast<uint32_t*>(shared + layout.plane(c) + row * layout.row_bytes + pair * 4) = left | right << 16;
-        }
-    }
-    __syncthreads();
-
-    int const g = lane / 4, q = lane % 4, away = 2 * q - g;
-    bool const first_half = away >= -1;
-    int const entry = (first_half ? away : away + 8) + 1;
-    int const places = args.rows / kRows * args.strips;
-    // Whose address this lane gives: place lane % 8, half of the window lane / 8.
-    int const place = min(lane % 8, places - 1);
-    int const window = place / args.strips * kRows * layout.row_bytes + place % args.strips * 16 + lane / 8 % 2 * 16;
-    for (int quad = thread / 32; quad < channels / 4; quad += threads / 32)
-    {
-        float sums[4][kPairs][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-        {
-            int const c = 4 * quad + i;
-            float const bias = args.bias ? widen(args.bias[first_channel + c]) : 0.0f;
-            uint32_t low[kKernel + 2], high[kKernel + 2]; // [ky + 1]; zeros around
-            low[0] = high[0] = low[kKernel + 1] = high[kKernel + 1] = 0;
-#pragma unroll
-            for (int ky = 0; ky < kKernel; ++ky)
-            {
-                uint32_t const word = table[(c * kKernel + ky) * 8 + entry];
-                low[ky + 1] = first_half ? word : 0;
-                high[ky + 1] = first_half ? 0 : word;
-            }
-#pragma unroll
-            for (int j = 0; j < kPairs; ++j)
-                sums[i][j][0] = sums[i][j][1] = sums[i][j][2] = sums[i][j][3] = bias;
-            unsigned char const* const plane = shared + layout.plane(c) + window;
-#pragma unroll
-            for (int y = 0; y < kRows + kKernel - 1; ++y)
-            {
-                uint32_t in[2];
-                load_matrices(in, plane + y * layout.row_bytes);
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j)
-                {
-                    int const ky = y - 2 * j;
-                    if (ky >= 0 && ky <= kKernel)
-                    {
-                        uint32_t const band[4] = {low[ky + 1], low[ky], high[ky + 1], high[ky]};
-                        multiply(sums[i][j], band, in[0], in[1], T{});
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-        {
-            int const n = 2 * q + e;
-            if (n < places)
-            {
-                int const row = n / args.strips * kRows, x = n % args.strips * 8 + g;
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j)
-                {
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        *reinterpret_cast<float4*>(result + ((row + 2 * j + h) * columns + x) * layout.pitch + 4 * quad)
-                            = make_float4(sums[0][j][2 * h + e], sums[1][j][2 * h + e], sums[2][j][2 * h + e], sums[3][j][2 * h + e]);
-                }
-            }
-        }
-    }
-    __syncthreads();
-    normalise_tile(args, result, layout.pitch, stats, columns, rank, image, y0, x0);
 }
 } // namespace onnxfuse

@@ -18,22 +18,21 @@ struct OnnxfuseDepthwise
     int32_t height;
     int32_t width;
     int32_t channels;      // a multiple of 8
-    int32_t packed;        // the order of the weight
     int32_t planar;        // 0: input is [n, y, x, c]; 1: [n, c, y, x]
     float epsilon;
     void const* input;
-    void const* weight;    // [channels, kernel, kernel] as ONNX has it, or, with packed, [kernel, kernel, channels]
+    void const* weight;    // [channels, kernel, kernel]
     void const* bias;      // [channels], or null
     void const* gamma;     // [channels], or null: ones
     void const* beta;      // [channels], or null: zeros
     void* output;
     // The tactic; zeros: chosen by size.
-    int32_t variant;       // 1: input tile in shared memory, 2: input by the caches, 3: tensor cores (16-bit types),
-                           // 4: the tile by a map (16-bit types, channels last, compute capability 9.0; bias, gamma and beta given)
-    int32_t strip;         // outputs of a thread along x: 4 or 7; variant 3: groups of rows of a tile
-    int32_t rows;          // of a tile; variant 3: of a group: 2, 4 or 8
-    int32_t strips;        // of a tile, along x; variant 3: 8 pixels each, strips * strip <= 8
-    int32_t split;         // blocks of a cluster that share the channels: 1 to 8
+    int32_t variant;       // 1: float32 units; 4: the tile by a map (16-bit types, channels last, compute capability 9.0; bias, gamma and beta
+                           // given); 5: tensor cores (16-bit types, compute capability 8.0)
+    int32_t strip;         // variant 5: images of a tile, 1 or 2 (then strips <= 4)
+    int32_t rows;          // of a tile; variant 5: 1, 2 or 4 for each of the tile's 16 places
+    int32_t strips;        // of a tile, along x: of 4 or, for kernel 7 and variant 1, 7 outputs; variant 5: of 8, at most 8
+    int32_t split;         // blocks of a cluster that share the channels: 1 to 8, variant 5 to 16
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 

@@ -27,14 +27,19 @@ inline bool is_hopper()
     return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
-// `kernel`(args) in `blocks` blocks along x, `cluster` of them in a cluster. early: it may start before the stream's kernel before it
+// mma of 16 x 16 by 16 x 8 halves.
+inline bool has_tensor_cores()
+{
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8;
+}
+
+// `kernel`(args) in `blocks` blocks, `cluster` of them, next to each other along x, in a cluster. early: it may start before the stream's kernel before it
 // has ended, and waits for it itself (compute capability 9.0). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.
 template <typename Args>
-cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t blocks, int threads, int bytes, int cluster, bool early, cudaStream_t stream)
+cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, dim3 blocks, int threads, int bytes, int cluster, bool early, cudaStream_t stream)
 {
-    if (blocks > INT32_MAX)
-        return cudaErrorInvalidValue;
     if (bytes > 48 * 1024)
     {
         cudaError_t const status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -51,7 +56,7 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t block
             return status;
     }
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.gridDim = blocks;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
@@ -69,5 +74,12 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t block
     config.attrs = attribute;
     config.numAttrs = count;
     return cudaLaunchKernelEx(&config, kernel, args);
+}
+template <typename Args>
+cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, int64_t blocks, int threads, int bytes, int cluster, bool early, cudaStream_t stream)
+{
+    if (blocks > INT32_MAX)
+        return cudaErrorInvalidValue;
+    return launch_cluster(kernel, args, dim3(static_cast<unsigned>(blocks)), threads, bytes, cluster, early, stream);
 }
 } // namespace onnxfuse

@@ -110,6 +110,24 @@ __device__ __forceinline__ void group_sync()
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
+// This block's rank in its cluster, and its cluster's along x of the grid.
+__device__ __forceinline__ int cluster_rank()
+{
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return static_cast<int>(rank);
+}
+__device__ __forceinline__ int cluster_of_grid()
+{
+    uint32_t cluster = blockIdx.x;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+#endif
+    return static_cast<int>(cluster);
+}
+
 // What was written in shared memory before arriving is seen by all blocks of the cluster after waiting.
 __device__ __forceinline__ void cluster_arrive()
 {

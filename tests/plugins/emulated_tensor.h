@@ -87,6 +87,15 @@ inline void group_sync()
 inline void next_may_start() {}
 inline void wait_for_kernel_before() {}
 
+inline int cluster_rank()
+{
+    return static_cast<int>(blockIdx.x) % emulator::cluster_size();
+}
+inline int cluster_of_grid()
+{
+    return static_cast<int>(blockIdx.x) / emulator::cluster_size();
+}
+
 // Both halves at once: the emulator's barrier. Nothing may rely on what happens between.
 inline void cluster_arrive() {}
 inline void cluster_wait()

@@ -142,6 +142,11 @@ unsigned char* dynamic_shared()
     return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024);
 }
 
+int cluster_size()
+{
+    return blocks_of_cluster;
+}
+
 unsigned char* remote_shared(unsigned char* here, int rank)
 {
     Block* const mine = current->block;

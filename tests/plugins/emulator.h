@@ -43,6 +43,7 @@ void yield();
 void wait_for_block();
 void wait_for_warp();
 void wait_for_cluster();
+int cluster_size();
 void wait_for_group(); // the first 128 threads of the block
 int lane();
 float exchange(float value, int lane_mask);
