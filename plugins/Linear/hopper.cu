@@ -8,11 +8,7 @@ namespace onnxfuse
 {
 namespace
 {
-// Stages that leave room for another block: 96 KB or so.
-constexpr int group_stages(int columns)
-{
-    return columns == 64 ? 6 : 4;
-}
+constexpr int kGroupStages = 5; // that leave room for another block: 98 KB
 
 template <typename T, int kColumns>
 cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
@@ -43,11 +39,11 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 
 namespace
 {
-template <typename T, int kColumns, int kSplit>
+template <typename T, int kSplit>
 cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
 {
-    int const across = static_cast<int>(ceil_div(p.columns, kColumns));
-    int const steps = static_cast<int>(ceil_div(ceil_div(p.width, 64), kSplit)), stages = std::min(steps, group_stages(kColumns));
+    int const across = static_cast<int>(ceil_div(p.columns, kGroupColumns));
+    int const steps = static_cast<int>(ceil_div(ceil_div(p.width, 64), kSplit)), stages = std::min(steps, kGroupStages);
     HopperArgs<T> args{};
     bool const bfloat = static_cast<Dtype>(p.dtype) == Dtype::kBfloat16;
     if (cudaError_t const status = make_tile_map(args.input, p.input, bfloat, p.rows, p.width, kGroupRows); status != cudaSuccess)
@@ -57,27 +53,21 @@ cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
     args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
         static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, 0, across, kSplit, stages,
         static_cast<Activation>(p.activation)};
-    int64_t const blocks = ceil_div(p.rows, kGroupRows) * across * kSplit;
-    return launch_cluster(linear_group<T, kColumns, kSplit>, args, blocks, kGroupThreads, GroupShape<kColumns>::bytes(stages), kSplit, p.early != 0, stream);
-}
-
-template <typename T, int kColumns>
-cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
-{
-    switch (p.split)
-    {
-    case 1: return launch_group<T, kColumns, 1>(p, stream);
-    case 2: return launch_group<T, kColumns, 2>(p, stream);
-    case 4: return launch_group<T, kColumns, 4>(p, stream);
-    case 8: return launch_group<T, kColumns, 8>(p, stream);
-    }
-    return cudaErrorInvalidValue;
+    dim3 const blocks(static_cast<unsigned>(across * kSplit), static_cast<unsigned>(ceil_div(p.rows, kGroupRows)));
+    return launch_cluster(linear_group<T, kSplit>, args, blocks, kGroupThreads, group_bytes(stages), kSplit, p.early != 0, stream);
 }
 
 template <typename T>
 cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
 {
-    return p.tile_columns == 64 ? launch_group<T, 64>(p, stream) : launch_group<T, 128>(p, stream);
+    switch (p.split)
+    {
+    case 1: return launch_group<T, 1>(p, stream);
+    case 2: return launch_group<T, 2>(p, stream);
+    case 4: return launch_group<T, 4>(p, stream);
+    case 8: return launch_group<T, 8>(p, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 } // namespace
 

@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
         phases_ready();
     }
     __syncthreads();
-    next_may_start();
     wait_for_kernel_before();
+    next_may_start();
 
     int stage = 0, parity = 0;
     auto const next = [&] {

@@ -52,9 +52,26 @@ int shared_bytes(OnnxfuseLinear const& p)
 
 cudaError_t choose(OnnxfuseLinear& p)
 {
+    bool const named = p.tile_rows || p.tile_columns || p.stages || p.split || p.hopper;
+    if (!named && p.plane == 0 && hopper_supported() == cudaSuccess)
+    {
+        p.hopper = 1;
+        int64_t const tiles = ceil_div(p.rows, 64) * ceil_div(p.columns, 64);
+        if (tiles <= 512) // blocks share k while that fills the GPU and leaves each of them enough to do
+        {
+            p.tile_rows = p.tile_columns = 64;
+            for (p.split = 1; p.split < 8 && 2 * p.split * tiles <= 132 && ceil_div(p.width, 64) >= 12 * p.split; p.split *= 2)
+                ;
+        }
+        else
+        {
+            p.tile_columns = p.width >= 2048 && tiles >= 4096 ? 256 : 128;
+        }
+    }
     if (p.hopper && p.tile_rows == 64)
     {
-        bool const valid = p.plane == 0 && (p.tile_columns == 64 || p.tile_columns == 128) && (p.split == 1 || p.split == 2 || p.split == 4 || p.split == 8);
+        p.split = p.split ? p.split : 1;
+        bool const valid = p.plane == 0 && p.tile_columns == 64 && (p.split == 1 || p.split == 2 || p.split == 4 || p.split == 8) && ceil_div(p.rows, 64) <= 65535;
         return valid ? hopper_supported() : cudaErrorInvalidValue;
     }
     if (p.hopper)

@@ -67,6 +67,14 @@ inline cudaError_t make_picture_map(
     return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
 }
 
+// Fetches a map, a parameter of the kernel, before it is needed.
+__device__ __forceinline__ void map_ahead(CUtensorMap const* map)
+{
+#ifdef ONNXFUSE_HOPPER
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
 // Copies a multiple of 16 bytes, from and to multiples of 16, and counts them at the barrier.
 __device__ __forceinline__ void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
 {

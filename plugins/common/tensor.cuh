@@ -150,6 +150,17 @@ __device__ __forceinline__ uint32_t remote_word(void const* p, int rank)
 #endif
     return address;
 }
+using RemotePlace = uint32_t;
+__device__ __forceinline__ RemotePlace remote_place(void const* p, int rank)
+{
+    return remote_word(p, rank);
+}
+__device__ __forceinline__ void remote_put(RemotePlace place, int bytes, float2 value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place + bytes), "f"(value.x), "f"(value.y) : "memory");
+#endif
+}
 __device__ __forceinline__ void remote_store(float2* p, int rank, float2 value)
 {
 #if __CUDA_ARCH__ >= 900

@@ -112,6 +112,15 @@ inline void remote_store(float2* p, int rank, float2 value)
 {
     *emulated_remote(p, rank) = value;
 }
+using RemotePlace = unsigned char*;
+inline RemotePlace remote_place(void const* p, int rank)
+{
+    return emulated_remote(static_cast<unsigned char const*>(p), rank);
+}
+inline void remote_put(RemotePlace place, int bytes, float2 value)
+{
+    *reinterpret_cast<float2*>(place + bytes) = value;
+}
 inline float4 remote_load(float4 const* p, int rank)
 {
     return *emulated_remote(p, rank);
