@@ -65,19 +65,15 @@ def GPU_CASES(t):
         return r
     out.append(dict(kind=t.COPY, name="copy bandwidth", measure=copy, time=True))
     stages = ((56, 96), (28, 192), (14, 384), (7, 768))
-    depthwise_1 = {56: ((4, 4, 4, 2, 1), (4, 2, 4, 2, 1), (4, 2, 4, 7, 2), (4, 4, 4, 1, 1), (4, 2, 7, 2, 1), (4, 4, 7, 1, 1), (4, 4, 4, 2, 2), (4, 2, 4, 4, 2), (4, 8, 4, 1, 1), (3, 2, 1, 7, 4), (3, 4, 1, 7, 3), (3, 2, 1, 7, 3), (3, 2, 2, 4, 4), (3, 4, 1, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 1, 1), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 4, 4, 1, 1), (2, 4, 7, 1, 1)),
-        28: ((4, 2, 4, 1, 1), (4, 1, 4, 2, 1), (4, 2, 4, 2, 2), (4, 2, 7, 1, 1), (4, 2, 7, 2, 2), (4, 4, 4, 1, 2), (4, 4, 7, 1, 2), (3, 2, 2, 4, 8), (3, 2, 1, 4, 8), (3, 2, 2, 4, 4), (3, 4, 1, 4, 8), (1, 4, 7, 1, 2), (1, 2, 7, 1, 1), (1, 2, 7, 1, 2), (1, 1, 7, 1, 1), (1, 2, 4, 1, 2), (2, 2, 7, 1, 1)),
-        14: ((4, 2, 4, 1, 2), (4, 1, 4, 2, 2), (4, 2, 4, 2, 4), (4, 2, 7, 1, 2), (4, 2, 7, 2, 4), (4, 1, 7, 2, 2), (4, 2, 4, 1, 4), (4, 4, 7, 1, 4), (3, 2, 4, 2, 8), (3, 4, 4, 2, 8), (3, 4, 2, 2, 8), (3, 2, 2, 2, 8), (3, 4, 1, 2, 8), (3, 2, 4, 1, 8), (1, 2, 7, 1, 2), (1, 4, 7, 1, 4), (1, 2, 7, 1, 4), (1, 2, 7, 1, 8), (1, 1, 7, 1, 4), (1, 2, 4, 1, 4), (2, 2, 7, 1, 4)),
-        7: ((4, 1, 4, 2, 4), (4, 1, 4, 2, 8), (4, 1, 7, 1, 4), (4, 1, 7, 1, 8), (4, 2, 7, 1, 8), (4, 1, 4, 1, 8), (4, 2, 4, 1, 8), (3, 2, 4, 1, 8), (3, 2, 2, 1, 8), (3, 2, 1, 1, 8), (3, 4, 2, 1, 8), (1, 1, 7, 1, 4), (1, 1, 7, 1, 8), (1, 2, 7, 1, 8), (1, 7, 7, 1, 8), (1, 1, 4, 2, 8), (1, 1, 4, 1, 8), (2, 2, 7, 1, 8))}
-    linear_1 = {(56, "fc1"): ((64, 64, 2, 1), (64, 64, 3, 1), (64, 128, 2, 1), (128, 128, 2, 1), (32, 64, 2, 1)), (56, "fc2"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 3, 1), (64, 64, 3, 2), (32, 64, 3, 2)),
-        (28, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (64, 128, 3, 1), (32, 64, 3, 1), (128, 128, 3, 1)), (28, "fc2"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)),
-        (14, "fc1"): ((64, 64, 3, 1), (64, 64, 4, 1), (32, 64, 4, 1), (64, 128, 4, 1), (64, 64, 3, 2), (64, 64, 4, 2)), (14, "fc2"): ((64, 64, 4, 2), (64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 2), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8)),
-        (7, "fc1"): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 4), (32, 64, 4, 1), (32, 64, 4, 2), (32, 64, 4, 4), (64, 128, 4, 4)), (7, "fc2"): ((64, 64, 4, 4), (64, 64, 4, 8), (32, 64, 4, 4), (32, 64, 4, 8), (64, 128, 4, 8))}
-    # Those of the first visit that lost are not measured again: tactics are (variant or tile_rows, ..., hopper).
-    depthwise_1 = {H: [k for k in v if k[0] == 4] + [k for k in v if k[0] == 1 and k[2] == 4][:1] for H, v in depthwise_1.items()}
-    best_1 = {(56, "fc1"): ((64, 64, 2, 1, 0),), (56, "fc2"): ((64, 64, 3, 2, 0),), (28, "fc1"): ((64, 64, 3, 1, 0),), (28, "fc2"): ((32, 64, 4, 4, 0),), (14, "fc1"): ((64, 64, 3, 2, 0),), (14, "fc2"): ((32, 64, 4, 8, 0),), (7, "fc1"): ((64, 64, 4, 4, 0),), (7, "fc2"): ((64, 64, 4, 8, 0),)}
-    group = lambda fc, H: [(64, columns, 0, split, 1) for columns in (64, 128) for split in ({56: (1,), 28: (1, 2), 14: (1, 2), 7: (1, 2, 4)} if fc == "fc1" else {56: (1, 2), 28: (1, 2, 4), 14: (2, 4, 8), 7: (4, 8)})[H]]
-    linear_1 = {(H, fc): [*group(fc, H), *best_1[H, fc]] for H, fc in best_1}
+    # variant, rows, strip, strips, split
+    depthwise_1 = {56: ((5, 1, 1, 7, 3), (5, 1, 1, 7, 1), (5, 2, 1, 7, 3), (5, 1, 1, 4, 3), (5, 2, 1, 4, 3), (5, 1, 1, 4, 1), (5, 1, 1, 2, 3), (5, 1, 1, 2, 1), (4, 4, 1, 2, 1)),
+        28: ((5, 1, 1, 4, 6), (5, 1, 1, 4, 4), (5, 1, 1, 4, 3), (5, 1, 1, 2, 3), (5, 1, 1, 2, 6), (5, 2, 1, 4, 6), (4, 4, 1, 1, 2)),
+        14: ((5, 1, 1, 2, 6), (5, 1, 1, 2, 8), (5, 1, 1, 2, 12), (5, 2, 1, 2, 8), (5, 2, 1, 2, 6), (5, 1, 1, 1, 8), (4, 2, 1, 2, 4)),
+        7: ((5, 1, 1, 1, 8), (5, 1, 1, 1, 12), (5, 1, 1, 1, 16), (5, 1, 1, 1, 6), (4, 1, 1, 2, 8))}
+    depthwise_many = {56: ((5, 4, 1, 7, 3), (5, 2, 1, 7, 3), (5, 4, 1, 7, 2), (5, 2, 1, 7, 2), (5, 4, 1, 4, 3), (5, 2, 1, 4, 3), (5, 4, 1, 4, 1), (5, 2, 1, 4, 1), (1, 4, 1, 2, 1)),
+        28: ((5, 4, 1, 4, 6), (5, 2, 1, 4, 6), (5, 2, 1, 4, 3), (5, 4, 1, 4, 3), (5, 4, 1, 2, 3), (5, 1, 1, 4, 6)), 14: ((5, 2, 1, 2, 6), (5, 2, 1, 2, 8), (5, 1, 1, 2, 6), (5, 2, 1, 2, 4), (5, 1, 1, 2, 4)), 7: ((5, 1, 2, 1, 8), (5, 1, 2, 1, 12), (5, 1, 1, 1, 8), (5, 2, 2, 1, 8), (5, 1, 2, 1, 6))}
+    # tile rows and columns, stages, split, hopper
+    linear_1 = {(H, fc): [(64, 64, 0, split, 1) for split in splits] for (H, fc), splits in {(56, "fc1"): (1,), (56, "fc2"): (1, 2), (28, "fc1"): (1, 2), (28, "fc2"): (1, 2, 4), (14, "fc1"): (1, 2), (14, "fc2"): (2, 4, 8), (7, "fc1"): (1, 2, 4), (7, "fc2"): (4, 8)}.items()}
     names_1 = ("tile_rows", "tile_columns", "stages", "split", "hopper")
     linears = lambda C: (("fc1", dict(K=C, N=4 * C, act="gelu")), ("fc2", dict(K=4 * C, N=C, scale=True, residual=True)))
 
@@ -114,6 +110,13 @@ def GPU_CASES(t):
             for _, p in links: p.early = early
             us = m.time(t.CHAIN, [head_of(t, table)], 0, 1, 30, False); r["early" if early else "in turn"] = us
             got.append([m.get(d, t.np.empty(k, t.np.float16)).tobytes() for d, k in outs])
+        for _, p in links: # as the launchers choose
+            for n in ("variant", "rows", "strip", "strips", "split") if isinstance(p, t.Depthwise) else names_1: setattr(p, n, 0)
+        try: r["early, as chosen"] = m.time(t.CHAIN, [head_of(t, table)], 0, 1, 30, False)
+        except RuntimeError as e: r["as chosen"] = str(e); m.lib.gt_sync()
+        for _, p in links:
+            tac = best[f"{p.height} dw "][1] if isinstance(p, t.Depthwise) else best[f"{int(p.rows ** 0.5)} linear {p.width}"][1]
+            for n, v in zip(("variant", "rows", "strip", "strips", "split") if isinstance(p, t.Depthwise) else names_1, tac): setattr(p, n, v)
         per = {}
         for early in (0, 1):
             for _, p in links: p.early = early
@@ -125,13 +128,14 @@ def GPU_CASES(t):
     def phases(m):
         """Clock cycles from a block's start to each of its stamps: median and largest over the blocks, and the spread of the starts."""
         lib = t.Gpu("_stamps"); r = {}
-        jobs = [(t.depthwise("dw 56", H=56, C=96, variant=4, rows=4, strip=4, strips=2, split=1), "depthwise"), (t.depthwise("dw 7", H=7, C=768, variant=4, rows=1, strip=4, strips=2, split=8), "depthwise"), (t.depthwise("dw 14", H=14, C=384, variant=4, rows=2, strip=4, strips=2, split=4), "depthwise"),
-            (t.linear("fc1 56", M=3136, K=96, N=384, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc1 14", M=196, K=384, N=1536, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc2 14", M=196, K=1536, N=384, scale=True, residual=True, rows=64, columns=64, hopper=1, split=8), "linear"), (t.linear("fc2 7", M=49, K=3072, N=768, scale=True, residual=True, rows=64, columns=64, hopper=1, split=8), "linear")]
+        jobs = [(t.depthwise(f"dw {H} {tac}", H=H, C=C, **dict(zip(("variant", "rows", "strip", "strips", "split"), tac))), "depthwise") for H, C in stages for tac in depthwise_1[H][:2]]
+        jobs += [(t.depthwise(f"dw b32 {H} {tac}", N=32, H=H, C=C, **dict(zip(("variant", "rows", "strip", "strips", "split"), tac))), "depthwise") for H, C in stages for tac in depthwise_many[H][:1]]
+        jobs += [(t.linear("fc1 56", M=3136, K=96, N=384, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc1 14", M=196, K=384, N=1536, act="gelu", rows=64, columns=64, hopper=1, split=1), "linear"), (t.linear("fc2 14", M=196, K=1536, N=384, scale=True, residual=True, rows=64, columns=64, hopper=1, split=4), "linear"), (t.linear("fc2 7", M=49, K=3072, N=768, scale=True, residual=True, rows=64, columns=64, hopper=1, split=8), "linear")]
         for k, which in jobs:
             problems, _, _, _ = t.build(k, lib, 1); n = 4096 * 16 * 8; d = lib.alloc(n); lib.poison(d, n); lib.ok(getattr(lib.lib, f"onnxfuse_stamps_{which}")(t.P(d)), "stamps")
             for _ in range(3): lib.launch(k["kind"], problems[0], 0)
             a = lib.get(d, t.np.empty((4096, 16), t.np.int64)); lib.ok(getattr(lib.lib, f"onnxfuse_stamps_{which}")(None), "stamps"); a = a[a[:, 0] != -1]; b = t.np.where(a == -1, 0, a - a[:, :1])
-            r[k["name"]] = dict(blocks=len(a), median=t.np.median(b, 0).astype(int).tolist()[:8], largest=b.max(0).tolist()[:8]); lib.free()
+            r[k["name"]] = dict(blocks=int(len(a)), median=t.np.median(b, 0).astype(int).tolist()[:8], largest=b.max(0).tolist()[:8]); lib.free()
         return r
     out.append(dict(kind=t.CHAIN, name="phases", measure=phases, time=True))
     # --- all types, odd sizes ----------------------------------------------------------------------------------------------------
@@ -139,43 +143,29 @@ def GPU_CASES(t):
         d(f"dw b2 {dt} planar", dt, N=2, H=29, W=31, C=96, planar=1, rows=4, time=False); d(f"dw b1 {dt} cluster", dt, H=15, C=768, rows=2, split=8, time=False)
         for last in (0, 1): g(f"gn {dt} last{last}", dt, N=2, C=320, HW=1024, last=last, film=1, split=4, time=False); g(f"gn {dt} last{last} odd", dt, N=2, C=96, HW=1023, last=last, film=1, time=False)
     l("linear bf16 all", "bfloat16", M=197, K=776, N=776, act="gelu", scale=True, residual=True, split=4, rows=64, columns=64, time=False); l("linear plane", M=196, K=1536, N=384, plane=196, scale=True, residual=True, split=4); l("linear plane, one block", M=3136, K=384, N=96, plane=3136, scale=True, residual=True)
-    # --- depthwise, batch 1 ------------------------------------------------------------------------------------------------
     for H, C in stages:
         for v, rows, strip, strips, split in depthwise_1[H]: d(f"dw b1 {H}x{H}x{C}", H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
-    # --- linear, ConvNeXt-tiny at batch 1 ------------------------------------------------------------------------------------
+        d(f"dw b1 planar {H}x{H}x{C}", H=H, C=C, planar=1)
     for H, C in stages:
         for fc, kw in linears(C):
             for rows, columns, stg, split, hopper in linear_1[H, fc]: l(f"{fc} b1 {H * H}x{kw['K']}x{kw['N']}", M=H * H, rows=rows, columns=columns, stages=stg, split=split, hopper=hopper, **kw)
-    for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
-    l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", rows=128, columns=128, stages=3)
     # --- larger batches ----------------------------------------------------------------------------------------------------------
-    for N in (32,):
+    for N in (32, 8):
         for H, C in stages:
-            for v, rows, strip, strips, split in {56: ((3, 8, 1, 7, 4), (3, 8, 1, 7, 3), (3, 4, 1, 7, 2), (3, 4, 1, 7, 4), (3, 8, 1, 4, 3), (3, 4, 2, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 2, 1)), 28: ((3, 8, 2, 4, 8), (3, 4, 2, 4, 8), (3, 4, 2, 4, 4), (3, 8, 1, 4, 4), (1, 4, 7, 1, 1)), 14: ((3, 4, 4, 2, 8), (3, 8, 2, 2, 8), (3, 4, 4, 2, 4), (1, 7, 7, 1, 2)), 7: ((3, 2, 4, 1, 8), (3, 8, 1, 1, 8), (3, 4, 2, 1, 8), (1, 7, 7, 1, 8))}[H]:
-                d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+            for v, rows, strip, strips, split in depthwise_many[H]: d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
+            d(f"dw b{N} as chosen {H}x{H}x{C}", N=N, H=H, C=C)
         for H, C in stages:
             for fc, kw in linears(C):
-                for columns in (128, 256):
-                    if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, columns=columns, hopper=1, **kw)
-                for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
+                for rows, columns in ((0, 128), (0, 256), (64, 64)):
+                    if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, hopper=1, **kw)
+    for columns in (256, 128): l("linear 4096^3", M=4096, K=4096, N=4096, act="gelu", columns=columns, hopper=1); l("linear 4096^3", M=4096, K=4096, N=4096, bias=False, columns=columns, hopper=1)
+    # --- other kernels and types -------------------------------------------------------------------------------------------------
+    for K in (3, 5): d(f"dw kernel {K}", N=4, H=28, C=192, K=K)
+    for dt in ("bfloat16",): d(f"dw b32 {dt}", dt, N=32, H=14, C=384); d(f"dw b1 {dt}", dt, H=14, C=384); l(f"fc1 {dt}", dt, M=196, K=384, N=1536, act="gelu"); l(f"fc2 {dt}", dt, M=196, K=1536, N=384, scale=True, residual=True)
+    d("dw b8 float32", "float32", N=8, H=28, C=192)
     # --- GroupNorm -------------------------------------------------------------------------------------------------------------
-    for last in (0, 1):
-        for N, C, HW, tactics in ((1, 320, 4096, ((256, 0, 0),)), (8, 320, 4096, ((256, 0, 0),)), (16, 512, 4096, ((256, 0, 0),)), (1, 128, 262144, ((512, 16, 0),)), (2, 512, 65536, ((512, 16, 0),))):
-            if not last:
-                tactics = (*tactics, *((th, split, 1) for th in (128, 256, 512) for split in {40960: (1, 2, 4), 65536: (1, 2, 4, 8)}.get(C // 32 * HW, (16, 8) if C == 512 else (16,)) if C // 32 * HW * 2 // split < 200_000))
-            for th, split, bulk in tactics: g(f"gn{' last' if last else ''} {N}x{C}x{HW}", N=N, C=C, HW=HW, last=last, threads=th, split=split, bulk=bulk)
-        for C, HW in ((32, 16384), (64, 4096), (64, 1024), (96, 256), (128, 64)):
-            for th, split in ((256, 0), (128, 0), (256, 4)): g(f"gn{' last' if last else ''} unet 1x{C}x{HW}", C=C, HW=HW, last=last, film=1, threads=th, split=split)
-        g(f"gn{' last' if last else ''} film 2x64x1024", N=2, C=64, G=8, HW=1024, last=last, film=1)
-    for N in (8,):
-        for H, C in stages:
-            for v, rows, strip, strips, split in {56: ((3, 8, 1, 7, 4), (3, 8, 1, 7, 3), (3, 4, 1, 7, 2), (3, 4, 1, 7, 4), (3, 8, 1, 4, 3), (3, 4, 2, 4, 4), (1, 7, 7, 1, 1), (1, 4, 7, 2, 1)), 28: ((3, 8, 2, 4, 8), (3, 4, 2, 4, 8), (3, 4, 2, 4, 4), (3, 8, 1, 4, 4), (1, 4, 7, 1, 1)), 14: ((3, 4, 4, 2, 8), (3, 8, 2, 2, 8), (3, 4, 4, 2, 4), (1, 7, 7, 1, 2)), 7: ((3, 2, 4, 1, 8), (3, 8, 1, 1, 8), (3, 4, 2, 1, 8), (1, 7, 7, 1, 8))}[H]:
-                d(f"dw b{N} {H}x{H}x{C}", N=N, H=H, C=C, rows=rows, split=split, strip=strip, strips=strips, variant=v)
-        for H, C in stages:
-            for fc, kw in linears(C):
-                for columns in (128, 256):
-                    if columns <= kw["N"]: l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, columns=columns, hopper=1, **kw)
-                for rows, columns in ((128, 128), (64, 128)): l(f"{fc} b{N} {N * H * H}x{kw['K']}x{kw['N']}", M=N * H * H, rows=rows, columns=columns, stages=3, **kw)
+    for N, C, HW, tactics in ((8, 320, 4096, ((512, 1, 1, 0), (256, 2, 1, 0), (0, 0, 0, 0))), (16, 512, 4096, ((512, 2, 1, 0), (256, 4, 1, 0), (0, 0, 0, 0))), (1, 128, 262144, ((512, 16, 1, 0), (256, 32, 0, 1), (512, 64, 0, 1), (0, 0, 0, 0))), (2, 512, 65536, ((512, 16, 1, 0), (256, 8, 0, 1), (512, 32, 0, 1), (0, 0, 0, 0)))):
+        for th, split, bulk, two in tactics: g(f"gn {N}x{C}x{HW}", N=N, C=C, HW=HW, threads=th, split=split, bulk=bulk, two=two)
     return out
 
 

@@ -48,8 +48,16 @@ Sizes sizes_of(OnnxfuseGroupNorm const& p)
 
 cudaError_t choose(OnnxfuseGroupNorm& p)
 {
+    bool const named = p.threads || p.per_thread || p.split || p.bulk || p.two_kernels;
     if (p.threads == 0)
         p.threads = 256;
+    if (!named)
+    {
+        // A group that is large, but not larger than a cluster's shared memory.
+        Sizes const sizes = sizes_of(p);
+        if (!p.channels_last && !sizes.single && is_hopper() && sizes.whole * 16 >= 64 * 1024 && sizes.whole * 16 <= 16 * 200 * 1024)
+            p.bulk = 1, p.threads = 512;
+    }
     Sizes const sizes = sizes_of(p);
     if (sizes.once < 1)
         return cudaErrorInvalidValue;
@@ -57,11 +65,16 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
     {
         if (p.channels_last || sizes.single || p.two_kernels || !is_hopper())
             return cudaErrorInvalidValue;
-        // 32 KB a block or so.
+        int sms = 0;
+        if (cudaError_t const status = multiprocessors(sms); status != cudaSuccess)
+            return status;
+        // 80 KB a block or less, and blocks for all multiprocessors.
+        int64_t const blocks = int64_t{p.images} * p.groups;
         for (int split = p.split; p.split == 0; split *= 2)
         {
             split = split ? split : 1;
-            if (split == 8 || sizes.whole * 16 <= int64_t{split} * 40 * 1024)
+            bool const small = sizes.whole * 16 <= int64_t{split} * 80 * 1024;
+            if (split == kMostInCluster || (small && (split >= 4 || blocks * split >= sms)))
                 p.split = split;
         }
         return cudaSuccess;

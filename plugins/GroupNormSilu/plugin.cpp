@@ -44,25 +44,28 @@ public:
     {
         static std::vector<Problem> const all = [] {
             std::vector<Problem> made;
-            for (int const threads : {128, 256, 512})
-            {
-                for (int const split : {1, 2, 4, 8, 16})
-                {
-                    Problem p{};
-                    p.threads = threads, p.split = split;
-                    made.push_back(p);
-                }
+            auto const add = [&](int threads, int split, int bulk, int two_kernels) {
                 Problem p{};
-                p.threads = threads, p.two_kernels = 1;
+                p.threads = threads, p.split = split, p.bulk = bulk, p.two_kernels = two_kernels;
                 made.push_back(p);
+            };
+            for (int const split : {1, 2, 4, 8, 16})
+            {
+                add(128, split, 0, 0);
+                add(256, split, 0, 0);
+                add(256, split, 1, 0);
+                add(512, split, 1, 0);
             }
+            add(512, 16, 0, 0);
+            add(256, 0, 0, 1);
+            add(512, 0, 0, 1);
             return made;
         }();
         return all;
     }
     static void use(Problem& p, Problem const& tactic)
     {
-        p.threads = tactic.threads, p.split = tactic.split, p.two_kernels = tactic.two_kernels;
+        p.threads = tactic.threads, p.split = tactic.split, p.bulk = tactic.bulk, p.two_kernels = tactic.two_kernels;
     }
     static int supported(Problem const& p)
     {

@@ -50,14 +50,14 @@ public:
             };
             for (int const split : {1, 2, 4, 8})
             {
+                add(64, 64, 0, split, 1);
                 add(32, 64, 4, split, 0);
                 add(64, 64, 4, split, 0);
-                add(64, 128, 4, split, 0);
             }
             add(64, 64, 3, 1, 0);
             add(128, 128, 3, 1, 0);
-            add(128, 128, 3, 1, 1);
-            add(128, 256, 3, 1, 1);
+            add(128, 128, 0, 1, 1);
+            add(128, 256, 0, 1, 1);
             return made;
         }();
         return all;

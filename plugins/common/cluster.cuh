@@ -35,7 +35,7 @@ inline bool has_tensor_cores()
 }
 
 // `kernel`(args) in `blocks` blocks, `cluster` of them, next to each other along x, in a cluster. early: it may start before the stream's kernel before it
-// has ended, and waits for it itself (compute capability 9.0). cudaErrorInvalidValue where the grid is too large, or the
+// has ended, and waits for it itself (from compute capability 9.0 on; elsewhere it starts as usual). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.
 template <typename Args>
 cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, dim3 blocks, int threads, int bytes, int cluster, bool early, cudaStream_t stream)
@@ -66,7 +66,8 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, dim3 blocks, 
     attribute[0].val.clusterDim.y = 1;
     attribute[0].val.clusterDim.z = 1;
     unsigned count = cluster > 1 ? 1 : 0;
-    if (early)
+    int device = 0, major = 0;
+    if (early && cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9)
     {
         attribute[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute[count++].val.programmaticStreamSerializationAllowed = 1;

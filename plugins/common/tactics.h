@@ -8,7 +8,8 @@
 
 namespace onnxfuse
 {
-// Derived of Node also has what the launcher takes: `Problem`, and
+// Derived of Node also has what the launcher takes: `Problem`, with a field `early` (the kernel may start before the stream's kernel before it
+// has ended), and
 //   static std::vector<Problem> const& tactics();           how to compute: only the fields of the tactic matter
 //   static void use(Problem& problem, Problem const& tactic);
 //   static int supported(Problem const& problem);           a cudaError_t, without launching
@@ -60,6 +61,7 @@ protected:
             Derived::use(chosen, all[static_cast<size_t>(tactic_) - 1]);
         if (Derived::supported(chosen) != 0)
             chosen = problem;
+        chosen.early = 1; // what is read before the kernel before has ended are constants of the engine
         if (int const failed = Derived::launch(chosen, workspace, stream))
             refuse("the kernel did not start: %s", onnxfuse_launch_error(failed));
     }
