@@ -74,3 +74,29 @@ API int gt_time(int kind, void const* problems, int bytes_each, int sets, void* 
     cudaGraphExecDestroy(ge); cudaGraphDestroy(g); cudaEventDestroy(a); cudaEventDestroy(b); cudaStreamDestroy(s);
     return cudaGetLastError();
 }
+API int gt_stream(void** s) { return cudaStreamCreateWithFlags((cudaStream_t*)s, cudaStreamNonBlocking); }
+API int gt_stream_sync(void* s) { return cudaStreamSynchronize((cudaStream_t)s); }
+API int gt_begin(void* s) { return cudaStreamBeginCapture((cudaStream_t)s, cudaStreamCaptureModeGlobal); }
+API int gt_end(void* s, void** exec)
+{
+    cudaGraph_t g; if (int e = cudaStreamEndCapture((cudaStream_t)s, &g)) return e;
+    int e = cudaGraphInstantiate((cudaGraphExec_t*)exec, g, 0); cudaGraphDestroy(g); return e;
+}
+API int gt_replay(void* exec, void* s) { return cudaGraphLaunch((cudaGraphExec_t)exec, (cudaStream_t)s); }
+// Microseconds of `reps` replays of two graphs in turn.
+API int gt_pair(void* one, void* other, void* stream, int reps, float* a, float* b)
+{
+    cudaStream_t s = (cudaStream_t)stream; cudaEvent_t e[3]; for (auto& x : e) cudaEventCreate(&x);
+    for (int i = -10; i < reps; i++)
+    {
+        cudaEventRecord(e[0], s);
+        if (int r = cudaGraphLaunch((cudaGraphExec_t)one, s)) return r;
+        cudaEventRecord(e[1], s);
+        if (int r = cudaGraphLaunch((cudaGraphExec_t)other, s)) return r;
+        cudaEventRecord(e[2], s);
+        if (int r = cudaEventSynchronize(e[2])) return r;
+        float x, y; cudaEventElapsedTime(&x, e[0], e[1]); cudaEventElapsedTime(&y, e[1], e[2]);
+        if (i >= 0) a[i] = 1000 * x, b[i] = 1000 * y;
+    }
+    return cudaGetLastError();
+}
