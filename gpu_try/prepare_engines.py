@@ -9,9 +9,8 @@ def main(batch, folder):
     from onnxfuse import pipeline, plugins  # noqa
     from onnxfuse.engine import prepare
     t0 = time.time(); folder.mkdir(parents=True, exist_ok=True); src = folder / f"b{batch}.onnx"; expand(HERE / "engine" / "skeleton.onnx", src, batch)
-    half = folder / f"b{batch}.auto.tmp.onnx"
-    for kind, policy, precision, source in (("auto", "none", "fp16", src), ("fused", "all", "keep", half)):
-        out = folder / f"b{batch}.{kind}.tmp.onnx"; pipeline.optimize(source, out, policy=policy, precision=precision, ranges={}, check=False)
+    for kind, policy in (("fused", "all"), ("auto", "none")):
+        out = folder / f"b{batch}.{kind}.tmp.onnx"; pipeline.optimize(src, out, policy=policy, precision="fp16", ranges={}, check=False)
         (folder / f"b{batch}.{kind}.onnx").write_bytes(prepare.for_parser(out, plugins.PLUGIN_OPS if kind == "fused" else frozenset()))
         print(kind, dict(collections.Counter(n.op_type for n in onnx.load(out).graph.node)), f"{time.time() - t0:.1f} s", flush=True)
 if __name__ == "__main__": main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -198,7 +198,7 @@ def measure(
     progress("looking for a GPU and the plugin library")
     machine = Machine.here(gpu)
     progress("looking for sites")
-    places, free = pipeline.sites(model, only, skip)
+    places, free = pipeline.sites(model, only, skip, precision)
     with Runtime() as child:
         if feeds is None:
             progress("making up inputs")

@@ -49,7 +49,8 @@ class LinearEpilogue(Fusion):
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
         kind = _norms.element_type(x)
-        if kind not in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16):
+        half = kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+        if not half and not (model.becomes_half and kind == onnx.TensorProto.FLOAT):
             name = onnx.TensorProto.DataType.Name(kind).lower() if kind else "unknown"
             return Refusal(f"tensor cores take float16 and bfloat16; '{x.name}' is of type", name)
         columns = _refuse_product(match)

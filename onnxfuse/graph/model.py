@@ -36,6 +36,7 @@ class Model:
     functions: dict[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     path: Path | None = None
     defaults: dict[str, Weight] = field(default_factory=dict)  # of overridable graph inputs, by name
+    becomes_half: bool = False  # rewriting is followed by the conversion to float16 or bfloat16
     external: bool = False  # the source kept weights in files of their own
     names: set[str] = field(default_factory=set, repr=False)  # every name ever used, filled on first need
     _counts: dict[str, int] = field(default_factory=dict, repr=False)

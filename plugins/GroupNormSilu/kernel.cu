@@ -95,7 +95,7 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
     if (p.per_thread == 0)
     {
         int64_t const needed = ceil_div(ceil_div(sizes.whole, p.split), sizes.once);
-        p.per_thread = needed <= 1 ? 1 : needed <= 2 ? 2 : needed <= 4 ? 4 : 8;
+        p.per_thread = needed <= 2 ? 2 : 8;
     }
     if (int64_t{p.per_thread} * sizes.once * p.split < sizes.whole)
     {
@@ -223,9 +223,7 @@ extern "C" int onnxfuse_launch_group_norm(OnnxfuseGroupNorm const* problem, void
             return launch_bulk<T>(p, sizes, s);
         switch (p.per_thread)
         {
-        case 1: return launch<T, 1>(p, sizes, workspace, s);
         case 2: return launch<T, 2>(p, sizes, workspace, s);
-        case 4: return launch<T, 4>(p, sizes, workspace, s);
         case 8: return launch<T, 8>(p, sizes, workspace, s);
         }
         return cudaErrorInvalidValue;
