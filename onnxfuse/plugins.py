@@ -560,9 +560,10 @@ def _new_folder(place: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
     try:
         yield work
-        if place.exists():
-            shutil.rmtree(place)
+        if place.exists():  # moved away as a whole: removing it takes time, in which a kill would leave half of it
+            place.rename(work.with_name(f"{work.name}-old"))
         work.rename(place)
+        shutil.rmtree(work.with_name(f"{work.name}-old"), ignore_errors=True)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

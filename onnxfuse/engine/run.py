@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,10 +59,7 @@ class Engine:
         another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
         TensorRT or GPU.
         """
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; build it with `onnxfuse build-engine`") from None
+        data = manifests.content(path, "build it with `onnxfuse build-engine`")
         manifest = vouched(data, path, trust)
         if manifest is None:
             return cls(data, str(path), manifest=None, host_code=trust)
@@ -107,6 +104,16 @@ class Engine:
         self.bind(feeds)
         self.enqueue()
         return self.outputs()
+
+    def run_each(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """As `run`, but outputs come to the host one at a time, with their names."""
+        self.bind(feeds)
+        self.enqueue()
+        self.synchronize()
+        for spec in self.output_specs:
+            with trt.watching(self.name):
+                array = self._fetch(spec)
+            yield spec.name, array
 
     def bind(self, feeds: Mapping[str, Array]) -> None:
         """Sets shapes, uploads `feeds`, and gives every output its memory."""
@@ -161,26 +168,6 @@ class Engine:
                 self.synchronize()
                 taken.append(profiler.take())
             return taken[1:]
-        finally:
-            self._context, self._bound = kept, False
-
-    def tapped(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of `names` whose values `tap` can give: tensors marked for debugging when the engine was built."""
-        return trt.tapped(self._engine, names)
-
-    def tap(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Values of debug tensors `names` in one run on `feeds`; those that the run did not write are left out.
-
-        In an execution context of its own. What was bound is unbound. EngineFault where it fails.
-        """
-        kept, self._context = self._context, self._new_context()
-        try:
-            listener = trt.listen(self._context, names, self._stream.synchronize)
-            self.bind(feeds)
-            self.enqueue()
-            self.synchronize()
-            taken: dict[str, Array] = listener.take()
-            return taken
         finally:
             self._context, self._bound = kept, False
 

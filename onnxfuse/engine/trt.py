@@ -1,9 +1,6 @@
-"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings. How TensorRT's versions differ is in `versions`.
 
-What differs between TensorRT 10.0 and 11.x, and is hidden here:
-- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x
-  alone;
-- explicit batch is a flag before 10.0, and the only kind since;
+What every version does, and is hidden here:
 - loading a plugin library twice answers None, as does a library that cannot be loaded;
 - a builder made on a machine without a driver ends the process, so the driver is asked first;
 - the layer table's JSON spells the data type in one field or in two.
@@ -16,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import hashlib
 import importlib
@@ -29,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from onnxfuse.engine import versions
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 
 PLUGIN_NAMESPACE = "onnxfuse"
@@ -90,9 +87,11 @@ class Order:
     """Plugin libraries to load."""
     embed: bool = True
     taps: tuple[str, ...] = ()
-    """Tensors to mark for debugging: each is then computed on its own, and a listener is given its values."""
+    """Tensors inside of the network that become outputs, too. TensorRT then fuses nothing across them."""
     compatible: bool = False
     """For every GPU from Ampere on, instead of the one here."""
+    level: int | None = None
+    """TensorRT's builder optimization level, 0 (quickest build) to 5; None for its default, 3."""
     fp16_flag: bool = False
     """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
     """
@@ -130,15 +129,9 @@ def tensorrt() -> types.ModuleType:
         ) from None
     if not hasattr(module, "Builder"):
         raise MissingHere("TensorRT cannot be loaded here: the module tensorrt is empty; reinstall the tensorrt package")
-    if version_of(module) < (10, 0):
+    if versions.number(module) < versions.OLDEST:
         raise MissingHere(f"TensorRT {module.__version__} is too old: 10.0 or newer is needed; `pip install -U tensorrt`")
     return module
-
-
-def version_of(module: types.ModuleType) -> tuple[int, int]:
-    """(major, minor) of a tensorrt module."""
-    numbers = re.findall(r"\d+", str(module.__version__))
-    return int(numbers[0]), int(numbers[1])
 
 
 def version() -> str:
@@ -197,6 +190,11 @@ def gpu() -> Device:
     device = driver.Device(0)
     major, minor = device.compute_capability()
     return Device(device.name(), 10 * major + minor, _driver_version(driver))
+
+
+def free_memory() -> int:
+    """Bytes of device memory that nobody uses now."""
+    return int(activate().mem_get_info()[0])
 
 
 def _driver_version(driver: types.ModuleType) -> str:
@@ -323,8 +321,7 @@ def load_plugins(library: Path) -> None:
 
 def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
     """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
-    registry = tensorrt().get_plugin_registry()
-    every = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
+    every = tensorrt().get_plugin_registry().all_creators
     return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
 
 
@@ -344,13 +341,15 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
         load_plugins(library)
     mark = MESSAGES.mark()
     builder = trt.Builder(logger())
-    network = builder.create_network(_creation_flags(trt, strongly_typed=not order.fp16_flag))
+    network = builder.create_network(versions.network_flags(trt, strongly_typed=not order.fp16_flag))
     _parse(trt, network, order, mark)
     _mark(network, order.taps)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if order.fp16_flag:
         config.set_flag(trt.BuilderFlag.FP16)
+    if order.level is not None:
+        config.builder_optimization_level = order.level
     _add_profile(trt, builder, network, config, order)
     if order.compatible:
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
@@ -378,12 +377,7 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
 
 def fp16_flag_exists() -> bool:
     """Whether a weakly typed network with the FP16 flag can be built here (TensorRT 10.x)."""
-    return hasattr(tensorrt().BuilderFlag, "FP16") and version_of(tensorrt()) < (11, 0)
-
-
-def _creation_flags(trt: types.ModuleType, strongly_typed: bool) -> int:
-    known = trt.NetworkDefinitionCreationFlag.__members__
-    return 1 << int(known["STRONGLY_TYPED"]) if strongly_typed and "STRONGLY_TYPED" in known else 0
+    return versions.has_fp16_flag(tensorrt())
 
 
 def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None:
@@ -397,27 +391,25 @@ def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None
 
 
 def _mark(network: Any, names: Sequence[str]) -> None:
-    """Marks tensors for debugging, those that the network has. TensorRT then fuses nothing across them."""
+    """Makes outputs of tensors, those that the network has. Not `mark_debug`: with several of these inside of one region, TensorRT 10.6
+    corrupts its heap.
+    """
     wanted = set(names)
     for i in range(network.num_layers if wanted else 0):
         layer = network.get_layer(i)
         for k in range(layer.num_outputs):
             tensor = layer.get_output(k)
-            if tensor is not None and tensor.name in wanted and not tensor.is_network_output:
-                network.mark_debug(tensor)
+            if tensor is not None and tensor.name in wanted:
+                wanted.remove(tensor.name)
+                if not tensor.is_network_output:
+                    network.mark_output(tensor)
 
 
 def _problem(error: Any) -> str:
     """One line from a parser error: the node, its operator, and what is wrong."""
-    name, operator = _ask(error, "node_name"), _ask(error, "node_operator")
+    name, operator = error.node_name(), error.node_operator()
     where = f"node {name or error.node()} ({operator}): " if operator else ""
     return where + shorten(error.desc())
-
-
-def _ask(error: Any, question: str) -> str:
-    """Answers that only newer parsers give are empty in older ones."""
-    method = getattr(error, question, None)
-    return str(method()) if method is not None else ""
 
 
 def _add_profile(trt: types.ModuleType, builder: Any, network: Any, config: Any, order: Order) -> None:
@@ -548,66 +540,6 @@ def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
         reason = MESSAGES.reason(mark, "TensorRT gives no reason")
         raise BadInput(f"{what}: TensorRT {version()} cannot load this engine: {reason}; build it again on this machine")
     return runtime, engine
-
-
-def tapped(engine: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that the engine has marked for debugging."""
-    return tuple(name for name in names if engine.is_debug_tensor(name))
-
-
-def listen(context: Any, names: Sequence[str], wait: Any) -> Any:
-    """Makes `context` give the values of the debug tensors `names` of each run to the listener returned, whose `take()` hands them out.
-
-    `wait` returns when what was launched so far is done. The values of a tensor that is written several times are the last ones.
-    """
-    trt = tensorrt()
-    driver = activate()
-
-    class Listener(trt.IDebugListener):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.IDebugListener.__init__(self)
-            self._values: dict[str, Any] = {}
-            self._fault = ""
-
-        def process_debug_tensor(self, addr: Any, location: Any, type: Any, shape: Any, name: str, stream: Any) -> bool:
-            """An exception here would end in TensorRT's hands, so it is kept for `take`."""
-            import numpy as np
-
-            try:
-                array = np.empty(tuple(shape), numpy_dtype(type))
-                wait()
-                if array.nbytes and location == trt.TensorLocation.HOST:
-                    ctypes.memmove(array.ctypes.data, _address(addr), array.nbytes)
-                elif array.nbytes:
-                    driver.memcpy_dtoh(array.reshape(-1).view(np.uint8), _address(addr))
-                self._values[name] = array
-            except Exception as error:
-                self._fault = self._fault or f"{name}: {shorten(str(error))}"
-            return True
-
-        def take(self) -> dict[str, Any]:
-            if self._fault:
-                raise EngineFault(f"a debug tensor cannot be read: {self._fault}")
-            taken, self._values = self._values, {}
-            return taken
-
-    listener = Listener()
-    mark = MESSAGES.mark()
-    if context.set_debug_listener(listener) is False:
-        raise EngineFault(f"TensorRT refuses a debug listener: {MESSAGES.reason(mark, 'it gives no reason')}")
-    context.set_all_tensors_debug_state(False)
-    for name in names:
-        context.set_tensor_debug_state(name, True)
-    return listener
-
-
-def _address(addr: Any) -> int:
-    """An address that TensorRT hands to Python: a number, or in some versions a capsule around it."""
-    if isinstance(addr, int):
-        return addr
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    return int(pointer(addr, None))
 
 
 def profiler() -> Any:

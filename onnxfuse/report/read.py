@@ -5,13 +5,11 @@ The form is published in schema.json. A file that does not have it is refused in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from onnxfuse import forms
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.names import shown
 
@@ -23,12 +21,7 @@ Report = dict[str, Any]
 
 def load(path: Path) -> Report:
     """The report in `path`. BadInput: no such file, not JSON, no report, or of a schema that is not known here."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{shown(path)}: {(error.strerror or str(error)).lower()}; {REMEDY}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{shown(path)}: not JSON ({shown(error)}); {REMEDY}") from None
+    content = forms.read_json(path, shown(path), REMEDY)
     report = current(content, shown(path))
     check(report, shown(path))
     return report
@@ -74,13 +67,11 @@ def current(content: Any, where: str = "report") -> Report:
 
 def check(report: Mapping[str, Any], where: str = "report") -> None:
     """BadInput where the report does not have the published form: the place and what is wrong there."""
-    fault = next(iter(sorted(_validator().iter_errors(report), key=lambda error: (len(error.absolute_path), error.message))), None)
-    if fault is not None:
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault.absolute_path).lstrip(".")
-        raise BadInput(f"{where}: {shown(place or 'the report')}: {shown(fault.message)}; {REMEDY}")
-
-    wrong = next(_dangling(report), None)
-    if wrong is not None:
+    wrong = forms.flaw(report, "onnxfuse.report", "schema.json")
+    if wrong:
+        raise BadInput(f"{where}: {wrong}; {REMEDY}")
+    wrong = next(_dangling(report), "")
+    if wrong:
         raise BadInput(f"{where}: {shown(wrong)}; {REMEDY}")
 
 
@@ -104,14 +95,6 @@ def _dangling(report: Mapping[str, Any]) -> Iterator[str]:
     for name in (timings["baseline"], *timings["ratios"]) if timings else ():
         if name not in timings["engines"]:
             yield f"timings.engines lacks {name!r}"
-
-
-@cache
-def _validator() -> Any:
-    import jsonschema
-
-    text = resources.files("onnxfuse.report").joinpath("schema.json").read_text(encoding="utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
 
 
 def _optimize_1(content: Report) -> Report:

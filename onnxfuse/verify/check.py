@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import inputs, reference
-from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
+from onnxfuse.verify.metrics import Metrics, Tolerance, incomparable, measure, worst
 from onnxfuse.verify.skim import skeleton
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def check_arrays(
     for want, have in zip(wanted, got, strict=True):
         more.update(dict.fromkeys(name for name in have if name not in want))
         for name, value in want.items():
-            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else Metrics(False, "this output is missing")
+            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else incomparable("this output is missing")
             found.setdefault(name, []).append(one)
     extra = [f"output {name!r} has no counterpart in the reference" for name in more]
     return Check({name: worst(each) for name, each in found.items()}, limits, source, len(wanted), (*notes, *extra))
@@ -286,14 +285,9 @@ def generated(
     Sizes that are declared free are at times not: some are guessed anew where the model refuses them. Feeds after the first have other
     sizes; those that the model does not take are left out, and a note says so. OnnxfuseError: it takes no guess; the sizes are named.
     """
-    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
-    notes: tuple[str, ...] = ()
-    with contextlib.suppress(OnnxfuseError):
-        for feed in feeds[1:]:
-            outputs += child.run(model, [feed], evaluator=evaluator)
-    if len(outputs) < len(feeds):
-        notes = (LEFT_OUT,)
-    return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
+    stream = streamed_generated(child, model, seed, count, dims, progress)
+    pairs = list(stream)
+    return Reference([feed for feed, _ in pairs], [outputs for _, outputs in pairs], stream.evaluator, stream.notes)
 
 
 def _first_feed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from onnxfuse.bench import child
 from onnxfuse.commands import bisect as command
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.verify.bisect import words
+from onnxfuse.verify import engine_process
+from onnxfuse.verify.bisect import engines, words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
 from tests.verify import plants
@@ -29,12 +31,17 @@ def runtime() -> Iterator[Runtime]:
         yield started
 
 
+def folder_of(arguments: Sequence[str]) -> Path:
+    """Where the outputs of an order go."""
+    return Path(json.loads(Path(arguments[1]).read_text())["out"]).parent
+
+
 def process(runtime: Runtime, faulty: Callable[[str], bool] = lambda name: False, crash: bool = False) -> Process:
     """Does what the process does, with onnxruntime for TensorRT, and every plugin node called so a wrong epsilon."""
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         module, request = arguments
-        assert module == "onnxfuse.verify.bisect.engines"
+        assert module == "onnxfuse.verify.engine_process"
         order = json.loads(Path(request).read_text())
         model = onnx.load(order["model"])
         wrong = [node for node in model.graph.node if node.domain == "onnxfuse" and faulty(node.name)]
@@ -60,15 +67,48 @@ def test_runs_of_one_engine_are_made_together(tmp_path: Path, runtime: Runtime, 
     calls: list[object] = []
     stand_in = process(runtime)
     monkeypatch.setattr(child, "run", lambda *arguments: calls.append(arguments) or stand_in(*arguments))
-    engines = Engines(tmp_path, runs=3)
+    made = Engines(tmp_path, runs=3)
     feeds = [plants.encoder_feeds(0), plants.encoder_feeds(1)]
     for _ in range(3):
-        outputs = engines.run(fused, feeds)
+        outputs = made.run(fused, feeds)
         for got, feed in zip(outputs, feeds, strict=True):
             np.testing.assert_array_equal(got["y"], runtime.run(fused, [feed])[0]["y"])
     assert len(calls) == 1
-    engines.run(fused, feeds)
+    made.run(fused, feeds)
     assert len(calls) == 2
+
+
+def test_the_engines_of_the_last_models_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their content, whatever the file is called."""
+    built: list[str] = []
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        order = json.loads(Path(arguments[1]).read_text())
+        if not Path(order["engine"]).exists():
+            built.append(Path(order["model"]).stem)
+            Path(order["engine"]).write_bytes(b"")
+        np.savez(f"{order['out']}.0.0.npz", y=np.zeros(1))
+        return 0, ""
+
+    monkeypatch.setattr(child, "run", run)
+    made, feeds = Engines(tmp_path, 1), [{"x": np.zeros((1, 2), np.float32)}]
+
+    def ask(name: str, content: str) -> None:
+        path = tmp_path / f"{name}.onnx"
+        path.write_text(content)
+        made.run(path, feeds)
+
+    ask("a", "one")
+    ask("b", "two")
+    ask("c", "one")
+    assert built == ["a", "b"]
+    for number in range(engines.KEPT - 1):
+        ask(f"more{number}", f"more {number}")
+    ask("c", "one")  # used later than b
+    assert built == ["a", "b", *(f"more{number}" for number in range(engines.KEPT - 1))]
+    ask("b", "two")
+    assert built[-1] == "b"
+    assert len(list(tmp_path.glob("*.engine"))) == engines.KEPT
 
 
 def test_an_engine_that_is_not_built_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +123,9 @@ def test_an_engine_that_crashes_gives_nothing(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "model.onnx"
     onnx.save(plants.gated(), path)
     monkeypatch.setattr(child, "run", lambda *arguments: (-11, f"{child.STEP}run\n"))
-    engines = Engines(tmp_path, 2)
-    assert engines.run(path, [{"x": np.zeros((4, 32), np.float32)}]) == [{}]
-    assert "SIGSEGV" in engines.faults[0]
+    made = Engines(tmp_path, 2)
+    assert made.run(path, [{"x": np.zeros((4, 32), np.float32)}]) == [{}]
+    assert "SIGSEGV" in made.faults[0]
 
 
 def test_shapes_cover_all_feeds() -> None:
@@ -129,7 +169,7 @@ def test_an_intermittent_plugin_is_told_with_how_often(tmp_path: Path, runtime: 
         plants.node(model, name).input[1] = plants.node(model, name).input[1].replace("l0", "l1")
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
-        folder = Path(arguments[1]).parent
+        folder = folder_of(arguments)
         right(arguments, timeout, watch)
         kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
         done = wrong(arguments, timeout, watch)
@@ -170,7 +210,7 @@ def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, 
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         done = process(runtime)(arguments, timeout, watch)
-        for path in Path(arguments[1]).parent.glob("outputs.*.npz"):
+        for path in folder_of(arguments).glob("outputs.*.npz"):
             np.savez(path, y=-np.load(path)["y"])
         return done
 
@@ -181,3 +221,41 @@ def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, 
     assert report["baseline"] > 1
     assert "disagrees with every site off, too" in words.headline(report)
     assert not (tmp_path / "found").exists()
+
+
+def test_the_process_builds_once_and_writes_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from onnxfuse.engine import build, run
+    from onnxfuse.engine.trt import TensorSpec
+
+    signature, asked = inspect.signature(build.build), []
+
+    class Loaded:
+        inputs = (TensorSpec("x", "float16", (4,), True, False),)
+        count = 0
+
+        def __enter__(self) -> Loaded:
+            return self
+
+        def __exit__(self, *about: object) -> None:
+            pass
+
+        def run_each(self, feeds: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+            assert feeds["x"].dtype == np.float16
+            self.count += 1
+            yield from {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "/b": feeds["x"].astype(ml_dtypes.bfloat16)}.items()
+
+    monkeypatch.setattr(build, "build", lambda *places, **names: asked.append(signature.bind(*places, **names).arguments))
+    monkeypatch.setattr(run.Engine, "load", lambda path: Loaded())
+    np.savez(tmp_path / "feed0.npz", x=np.ones(4, np.float32))
+    order = {"model": "m.onnx", "engine": "e.engine", "shapes": ["x:4"], "cache": "c", "feeds": [str(tmp_path / "feed0.npz")], "runs": 3}
+    (tmp_path / "order.json").write_text(json.dumps({**order, "out": str(tmp_path / "outputs")}))
+    engine_process.main(str(tmp_path / "order.json"))
+    assert len(asked) == 1
+    assert (asked[0]["model"], asked[0]["out"], asked[0]["shapes"]) == (Path("m.onnx"), Path("e.engine"), ["x:4"])
+    assert f"{child.STEP}run" in capfd.readouterr().out
+    for turn in range(3):
+        with np.load(tmp_path / f"outputs.{turn}.0.npz") as data:
+            assert {name: data[name].dtype.name for name in data.files} == {"y": "float16", "n": "int64", "/b": "float32"}
+            np.testing.assert_array_equal(data["y"], np.full(4, 2.0 + turn))
