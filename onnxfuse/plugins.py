@@ -51,6 +51,8 @@ OPS = (
     Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
     Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
     Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, ("float16", "bfloat16")),
+    Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
+    Op("GRUSequence", "one to four layers of GRU, likewise", None),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
 
@@ -184,8 +186,10 @@ def compiled() -> tuple[Library, ...]:
 
 
 def folder(op: str) -> Path | None:
-    """Where the sources of the plugin `op` are; None where there is none of that name."""
-    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+    """Where the sources of the plugin `op` are: a folder of its name, or one that it shares. None where there is none."""
+    own = (root / op for root in _roots() if (root / op).is_dir())
+    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for root in _roots() for path in sorted(root.glob("*/plugin.cpp")))
+    return next(own, None) or next((path.parent for path, text in texts if f'kName = "{op}"' in text), None)
 
 
 def cached(sm: int, *, and_newer: bool = False) -> Library | None:

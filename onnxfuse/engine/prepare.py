@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import tensors, weights
+from onnxfuse.graph import recurrence, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
@@ -25,8 +25,8 @@ VERSION = "1"
 
 # TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
 # follow is there: attribute -> place.
-OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
-COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
+OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}, **recurrence.OPTIONAL_INPUTS}
+COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "LSTMSequence", "GRUSequence"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
@@ -39,6 +39,7 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "LinearRelu": ("Linear", {"activation": "relu"}),
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
+    **recurrence.CREATORS,
 }
 # Creators whose plugins take float16 and bfloat16 alone: a node that stayed in float32 is spelled out again.
 HALF_ALONE = frozenset({"Linear"})
@@ -95,10 +96,10 @@ def _set_float32_apart(model: onnx.ModelProto) -> None:
     """Gives the float32 nodes of HALF_ALONE an op type of their own, with the same function, that no plugin executes."""
     apart = set()
     for node in _nodes(model):
-        if node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE:
-            if any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute):
-                apart.add(node.op_type)
-                node.op_type += _APART
+        half_alone = node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE
+        if half_alone and any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute):
+            apart.add(node.op_type)
+            node.op_type += _APART
     for function in [function for function in model.functions if function.domain == DOMAIN and function.name in apart]:
         copy = model.functions.add()
         copy.CopyFrom(function)
@@ -197,8 +198,8 @@ def _address(node: onnx.NodeProto, read_somewhere: set[str]) -> None:
     del node.input[:], node.output[:]
     node.input.extend(inputs)
     node.output.extend(outputs)
-    creator, kind = CREATORS.get(node.op_type, (node.op_type, {}))
-    node.op_type = creator
+    made_by, kind = CREATORS.get(node.op_type, (node.op_type, {}))
+    node.op_type = made_by
     extra: dict[str, int | str] = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, **present, **kind}
     if node.op_type in COUNTED_OUTPUTS:
         extra["outputs"] = len(outputs)

@@ -11,9 +11,11 @@ from onnxfuse.fusions import (
     gelu,
     groupnorm,
     groupnorm_silu,
+    gru,
     layernorm,
     linear_bias,
     linear_epilogue,
+    lstm,
     qkv_pack,
     rmsnorm,
     silu,
@@ -38,6 +40,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    lstm.FUSION,
+    gru.FUSION,
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))

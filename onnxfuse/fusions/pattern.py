@@ -54,7 +54,7 @@ class Const(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Op(Pattern):
-    """The first output of a node of one of `types`, whose inputs match `inputs`.
+    """The first output of a node of one of `types`, or with `part` any of its outputs, whose inputs match `inputs`.
 
     `rest` allows further inputs (the axes of a reduction). A `context` node is needed for the match but is not part of
     the fusion: it stays, and what it computes may have other readers.
@@ -66,6 +66,7 @@ class Op(Pattern):
     rest: bool
     context: bool
     domains: tuple[str | None, ...]
+    part: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,11 @@ def const(name: str, value: float | None = None) -> Const:
 def op(types: str | tuple[str, ...], *inputs: Pattern, out: str | None = None, rest: bool = False, context: bool = False) -> Op:
     """A node of the standard domain."""
     return Op((types,) if isinstance(types, str) else types, inputs, out, rest, context, STANDARD)
+
+
+def part(type_: str, *inputs: Pattern, out: str | None = None) -> Op:
+    """Any output of a node of the standard domain, further inputs allowed: a part of a Split."""
+    return Op((type_,), inputs, out, True, False, STANDARD, part=True)
 
 
 def canonical(type_: str, *inputs: Pattern, out: str | None = None, rest: bool = False) -> Op:
@@ -320,7 +326,7 @@ class Matcher:
         if node.op not in pattern.types or node.domain not in pattern.domains:
             self._fail(state, node, f"'{value.name}' comes from {node.op}, not from {' or '.join(pattern.types)}", node.op)
             return
-        if node.outputs[0] is not value:
+        if node.outputs[0] is not value and not pattern.part:
             self._fail(state, node, f"'{value.name}' is not the first output of {node.op}", value.name)
             return
         given = len(node.inputs)

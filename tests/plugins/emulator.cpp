@@ -1,10 +1,12 @@
 #include "emulator.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include <csetjmp>
 #include <ucontext.h>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -49,21 +51,23 @@ struct Block
 
 struct Thread
 {
-    ucontext_t context;
+    jmp_buf at; // where it goes on
     std::unique_ptr<char[]> stack;
     dim3 index;
     int lane = 0;
     Block* block = nullptr;
     Group* warp = nullptr;
+    bool started = false;
     bool done = false;
 };
 
 constexpr size_t kStack = 64 * 1024;
-ucontext_t scheduler;
+jmp_buf scheduler;
 std::vector<Thread> threads;
 std::vector<Group> warps;
 std::vector<Group> clusters;
 std::vector<Block> blocks;
+std::vector<std::function<void()>> pending;
 Thread* current = nullptr;
 std::function<void()> const* body = nullptr;
 int blocks_of_cluster = 1;
@@ -87,9 +91,11 @@ void enter()
 }
 } // namespace
 
+// Without the signal mask, which would cost two system calls each time.
 void yield()
 {
-    swapcontext(&current->context, &scheduler);
+    if (_setjmp(current->at) == 0)
+        _longjmp(scheduler, 1);
 }
 
 void wait_for_block()
@@ -156,6 +162,33 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024) + (here - dynamic_shared());
 }
 
+bool in_own_shared(unsigned char const* p)
+{
+    std::vector<unsigned char> const& own = current->block->shared;
+    return p >= own.data() && p < own.data() + own.size();
+}
+
+void later(std::function<void()> act)
+{
+    pending.push_back(std::move(act));
+}
+
+// Runs the current thread until it yields.
+static void go_on()
+{
+    if (_setjmp(scheduler) != 0)
+        return;
+    if (current->started)
+        _longjmp(current->at, 1);
+    current->started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = current->stack.get();
+    context.uc_stack.ss_size = kStack;
+    makecontext(&context, enter, 0);
+    setcontext(&context);
+}
+
 // Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
 // chance, so that none can count on another's pace.
 static void run_blocks()
@@ -183,14 +216,23 @@ static void run_blocks()
         thread.warp = &warps[number * warps_each + within / 32];
         thread.done = false;
         ++thread.warp->size;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = kStack;
-        makecontext(&thread.context, enter, 0);
+        thread.started = false;
     }
     static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
     {
+        for (size_t i = 0; i < pending.size();)
+        {
+            if (chance() % 4 != 0)
+            {
+                ++i;
+                continue;
+            }
+            std::function<void()> const act = std::move(pending[i]);
+            pending[i] = std::move(pending.back());
+            pending.pop_back();
+            act();
+        }
         for (int i = 0; i < count; ++i)
         {
             if (i % 32 == 0 && blocks.size() > 1 && chance() % 4 == 0)
@@ -203,9 +245,14 @@ static void run_blocks()
             current = &threads[i];
             threadIdx = current->index;
             blockIdx = current->block->index;
-            swapcontext(&scheduler, &current->context);
+            go_on();
             left -= current->done;
         }
+    }
+    if (!pending.empty())
+    {
+        std::fprintf(stderr, "%zu copies are under way when the kernel ends\n", pending.size());
+        std::abort();
     }
 }
 
@@ -254,5 +301,16 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = std::getenv("ONNXFUSE_EMULATED_SHARED") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SHARED")) : 40 * 1024; break;
     default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
     }
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t)
+{
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+extern "C" cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t)
+{
+    std::memset(to, value, bytes);
     return cudaSuccess;
 }
