@@ -1,0 +1,101 @@
+"""Depthwise convolution + LayerNorm, GroupNorm + SiLU and products with epilogues on a GPU against float64, at the sizes of real networks.
+
+Each with the launcher's own choice and with every tactic that this GPU takes. Small ones without a GPU:
+tests/plugins/test_emulated_epilogues.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxfuse import plugins
+from onnxfuse.errors import OnnxfuseError
+
+
+def _load(name: str) -> Any:
+    path = Path(__file__).parents[1] / "plugins" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+kernels, epilogues = _load("kernels"), _load("epilogues")
+Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
+DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
+HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+STAGES = pytest.mark.parametrize(("side", "channels"), [(56, 96), (28, 192), (14, 384), (7, 768)])
+
+
+@pytest.fixture(scope="module")
+def memory() -> Any:
+    try:
+        return kernels.gpu_memory()
+    except (ImportError, RuntimeError) as reason:
+        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
+
+
+@pytest.fixture(scope="module")
+def launchers(memory: Any) -> Any:
+    """The launchers, compiled for the GPU that is here."""
+    from onnxfuse.engine import trt
+
+    try:
+        return epilogues.Launchers(plugins.build(trt.gpu().sm).path)
+    except OnnxfuseError as reason:
+        pytest.skip(str(reason))
+
+
+def check(launchers: Any, memory: Any, case: Any, *tactics: dict[str, int]) -> None:
+    epilogues.check(launchers, memory, case, kernels, tactics)
+
+
+@STAGES
+@pytest.mark.parametrize("images", [1, 3])
+@DTYPES
+def test_depthwise(dtype: str, images: int, side: int, channels: int, launchers: Any, memory: Any) -> None:
+    across = min((side + 7) // 8, 7)
+    tactics = [
+        {"variant": 5, "rows": rows, "strips": strips, "split": split, "strip": pair}
+        for rows in (1, 2, 4)
+        for strips in {across, (across + 1) // 2}
+        for split in (1, 2, 3, 4, 6, 8, 12, 16)
+        for pair in (1, 2)
+    ]
+    tactics += [{"variant": 1, "rows": rows, "strips": 1, "split": split} for rows in (1, 4) for split in (1, 2, 8)]
+    check(launchers, memory, Depthwise(dtype, images, side, side, channels), *tactics)
+    check(launchers, memory, Depthwise(dtype, images, side, side + 3, channels, planar=True))
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@DTYPES
+def test_depthwise_of_other_kernels(dtype: str, kernel: int, launchers: Any, memory: Any) -> None:
+    for planar in (False, True):
+        check(launchers, memory, Depthwise(dtype, 2, 29, 31, 120, kernel, planar, mean=5.0))
+
+
+@DTYPES
+@pytest.mark.parametrize("last", [False, True])
+def test_group_norm(last: bool, dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"threads": threads, "split": split, "bulk": bulk} for threads in (128, 512) for split in (1, 4, 16) for bulk in (0, 1)]
+    for images, channels, pixels in ((1, 320, 4096), (2, 512, 1024), (3, 64, 1023), (1, 128, 65536)):
+        case = GroupNorm(dtype, images, channels, 32, pixels, last, film=images > 1)
+        check(launchers, memory, case, *tactics, {"threads": 256, "two_kernels": 1})
+
+
+@HALVES
+@pytest.mark.parametrize(("width", "columns"), [(96, 384), (384, 96), (768, 3072), (3072, 768), (72, 200)])
+@pytest.mark.parametrize("rows", [1, 49, 197, 3136])
+def test_linear(rows: int, width: int, columns: int, dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"tile_rows": 64, "tile_columns": 64, "split": split, "hopper": hopper} for split in (1, 2, 4, 8) for hopper in (0, 1)]
+    tactics += [{"tile_columns": 128, "hopper": 1}, {"tile_columns": 256, "hopper": 1}, {"tile_rows": 128, "tile_columns": 128}]
+    check(launchers, memory, Linear(dtype, rows, width, columns, "gelu"), *tactics)
+    check(launchers, memory, Linear(dtype, rows, width, columns, scale=True, residual=True), *tactics)
