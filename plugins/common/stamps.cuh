@@ -6,12 +6,13 @@
 
 namespace onnxfuse
 {
-static __device__ long long* stamps_of_blocks; // [blocks][16]
+static __device__ long long* stamps_of_blocks; // [4096][16]
 
 __device__ __forceinline__ void stamp(int which)
 {
-    if (stamps_of_blocks && threadIdx.x == 0)
-        stamps_of_blocks[blockIdx.x * 16 + which] = clock64();
+    unsigned const block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (stamps_of_blocks && threadIdx.x == 0 && block < 4096)
+        stamps_of_blocks[block * 16 + which] = clock64();
 }
 } // namespace onnxfuse
 #define ONNXFUSE_STAMPS_SETTER(name)                                                              \
