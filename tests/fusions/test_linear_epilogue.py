@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from onnxfuse import pipeline
+from onnxfuse.engine import prepare
 from tests.fusions.helpers import NEWEST, Net, check, fuse, names, ops, proved, random, value
 from tests.fusions.strategies import Planter, first
 
@@ -154,3 +157,27 @@ def test_a_residual_that_broadcasts_is_none() -> None:
     _, sites, misses = check(net.model(inputs, [y]), {"x": X, "r": random(1, 3, K, dtype=np.float16)}, **HALF)
     assert names(sites) == []
     assert any("the residual is not proved to be of the product's shape" in miss.reason for miss in misses), misses
+
+
+def test_a_float32_model_that_becomes_half(tmp_path: Path) -> None:
+    """Sites are found before the conversion; a node that has to stay in float32 is no plugin's."""
+    net = Net(17)
+    y = "x"
+    for seed in (1, 2):
+        w = net.const(np.random.default_rng(seed).standard_normal((K, K)) / 4, np.float32)
+        y = net.op("Add", net.op("MatMul", y, w), net.const(np.full(K, 0.5), np.float32))
+        y = net.op("Relu", y)
+    source, fused, kept = (tmp_path / f"{name}.onnx" for name in ("source", "fused", "kept"))
+    onnx.save(net.model([value("x", (2, 3, K), TensorProto.FLOAT)], [y]), source)
+    result = pipeline.optimize(source, fused, policy="all", precision="fp16")
+    assert result.agrees
+    assert [node.op_type for node in onnx.load(fused).graph.node if node.domain] == ["LinearRelu", "LinearRelu"]
+    assert not pipeline.sites(source)[0]
+    assert [place.site.fusion for place in pipeline.sites(source, precision="fp16")[0]].count("linear_epilogue") == 2
+
+    one = next(decision.node for decision in result.decisions if decision.fused and decision.site.fusion == "linear_epilogue")
+    assert one is not None
+    assert pipeline.optimize(source, kept, policy="all", precision="fp16", keep_fp32=[one]).agrees
+    given = onnx.load_from_string(prepare.for_parser(kept, frozenset({"Linear"})))
+    spelled = [node.op_type for node in given.graph.node if node.op_type != "Cast"]
+    assert sorted(spelled) == ["Add", "Linear", "MatMul", "Relu"], spelled
