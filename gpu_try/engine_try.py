@@ -11,7 +11,7 @@ def one(batch, only_fused):
     begun = time.time(); tag = f"b{batch}" + ("_in_turn" if only_fused else "")
     def say(*words): print(tag, *words, f"{time.time() - begun:.1f} s", flush=True)
     if not (WORK / f"b{batch}.fused.onnx").exists():
-        r = subprocess.run([sys.executable, str(HERE / "prepare_engines.py"), str(batch), str(WORK)], env={**os.environ, "PYTHONPATH": str(SRC)}, capture_output=True, text=True); print(r.stdout[-1500:], r.stderr[-1500:])
+        r = subprocess.run([sys.executable, str(HERE / "prepare_engines.py"), str(batch), str(WORK)], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])}, capture_output=True, text=True); print(r.stdout[-1500:], r.stderr[-1500:])
     import tensorrt as trt
     lib = ctypes.CDLL(str(HERE / "epilogues.bin")); lib.gt_error.restype = ctypes.c_char_p
     def ok(e, what):

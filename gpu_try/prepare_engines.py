@@ -1,7 +1,7 @@
 """prepare_engines.py BATCH FOLDER: the float32 model of engine/skeleton.onnx, then FOLDER/b{BATCH}.auto.onnx and .fused.onnx as TensorRT's parser takes them (float16 inside)."""
 import collections, sys, time
 from pathlib import Path
-HERE = Path(__file__).resolve().parent; sys.path.insert(0, str(HERE)); sys.path.insert(0, str(HERE.parent))
+HERE = Path(__file__).resolve().parent; sys.path[:0] = [str(HERE), *([] if (HERE / "src").exists() else [str(HERE.parent)])]
 from expand import expand
 
 def main(batch, folder):
