@@ -16,8 +16,8 @@
 
 namespace onnxfuse
 {
-// Bytes of the table of a channel: [9][8] words.
-constexpr int kBandTable = 288;
+// Bytes of the table of a channel: [8][8] words.
+constexpr int kBandTable = 256;
 
 // How a tile is cut. Plain host code too.
 struct BandShape
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
     unsigned char* const table = shared + shape.second;
     stamp(0);
 
-    // table[channel][i][ky]: weights i - 1 and i of a kernel's row, zeros for i = 8; the halves of 16 bytes change places where i > 3, for other banks.
+    // table[channel][i][ky]: weights i - 1 and i of a kernel's row; the halves of 16 bytes change places where i > 3, for other banks.
     auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight) + first_channel * (kKernel * kKernel);
 #pragma unroll 1
     for (int i = thread; i < 64 * pieces; i += 32 * pieces)
@@ -137,14 +137,17 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
         *reinterpret_cast<uint4*>(to + (e / 4) * 16) = make_uint4(words[0], words[1], words[2], words[3]);
         *reinterpret_cast<uint4*>(to + (e / 4 ^ 1) * 16) = make_uint4(words[4], words[5], words[6], words[7]);
     }
-    if (thread < 8 * pieces)
-    {
-        *reinterpret_cast<uint4*>(table + thread * kBandTable + 256) = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(table + thread * kBandTable + 272) = make_uint4(0, 0, 0, 0);
-    }
-    Vector<T, 8> bias{};
+    Vector<T, 8> bias{}, gamma{}, beta{};
     if (args.bias)
         bias = load<T, 8>(args.bias + first_channel + 8 * warp, 0);
+    auto const load_affine = [&] {
+        if (args.gamma)
+            gamma = load<T, 8>(args.gamma + first_channel + 8 * warp, 0);
+        if (args.beta)
+            beta = load<T, 8>(args.beta + first_channel + 8 * warp, 0);
+    };
+    if constexpr (kRows == 1) // else registers are few
+        load_affine();
     stamp(1);
     wait_for_kernel_before();
     next_may_start();
@@ -240,13 +243,13 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
     // What this thread's place in the band matrix holds: weights d and d + 1 in the window's first half, d + 8 and d + 9 in the second; one of the
     // two is zero.
     int const g = lane / 4, q = lane % 4, d = 2 * q - g - (4 - kRadius);
-    int const entry = (d + (d >= -1 ? 1 : 9)) & 7, low_entry = d >= -1 ? entry : 8, high_entry = d >= -1 ? 8 : entry;
+    int const entry = (d + (d >= -1 ? 1 : 9)) & 7, entry_at = entry * 32 + (entry / 4 & 1) * 16;
+    uint32_t const in_low = d >= -1 ? 0xffffffffu : 0;
     // The place whose address this lane gives, lane % 16, and the half of the window.
     int const slots = (1 << shape.slots_log) - 1, downs = (1 << shape.down_log) - 1;
     auto const place_row = [&](int place) { return min(place >> (shape.slots_log + shape.down_log), shape.images - 1) * shape.in_rows + ((place >> shape.slots_log) & downs) * kRows; };
     unsigned char const* const window = shared + warp * shape.group_bytes + place_row(lane % 16) * shape.row_bytes + min(lane & slots, shape.across - 1) * 16 + lane / 16 * 16;
     unsigned char const* const weights = table + warp * (8 * kBandTable);
-    int const low_at = low_entry * 32 + (low_entry / 4 & 1) * 16, high_at = high_entry * 32 + (high_entry / 4 & 1) * 16;
     float sums[8][kRows][4];
     {
         float b[8];
@@ -263,23 +266,27 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
     for (int c = 0; c < 8; c += kTogether)
     {
         uint32_t low[kTogether][8], high[kTogether][8];
-        auto const read = [&](uint32_t (&to)[8], int at) {
-            uint4 const a = *reinterpret_cast<uint4 const*>(weights + at), b = *reinterpret_cast<uint4 const*>(weights + (at ^ 16));
-            to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-        };
 #pragma unroll
         for (int i = 0; i < kTogether && kRows < 4; ++i)
         {
-            read(low[i], low_at + (c + i) * kBandTable);
-            read(high[i], high_at + (c + i) * kBandTable);
+            unsigned char const* const from = weights + (c + i) * kBandTable;
+            uint4 const a = *reinterpret_cast<uint4 const*>(from + entry_at), b = *reinterpret_cast<uint4 const*>(from + (entry_at ^ 16));
+            uint32_t const all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int ky = 0; ky < kKernel; ++ky)
+            {
+                low[i][ky] = all[ky] & in_low;
+                high[i][ky] = all[ky] & ~in_low;
+            }
         }
 #pragma unroll
         for (int row = 0; row < kRows + kKernel - 1; ++row)
         {
             if (kRows == 4 && row < kKernel) // word by word, since registers are few
             {
-                low[0][row] = *reinterpret_cast<uint32_t const*>(weights + c * kBandTable + (low_at ^ row / 4 * 16) + row % 4 * 4);
-                high[0][row] = *reinterpret_cast<uint32_t const*>(weights + c * kBandTable + (high_at ^ row / 4 * 16) + row % 4 * 4);
+                uint32_t const word = *reinterpret_cast<uint32_t const*>(weights + c * kBandTable + (entry_at ^ row / 4 * 16) + row % 4 * 4);
+                low[0][row] = word & in_low;
+                high[0][row] = word & ~in_low;
             }
             uint32_t in[kTogether][4];
 #pragma unroll
@@ -326,11 +333,8 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
         *reinterpret_cast<float4*>(to + 64) = make_float4(mean[2], squares[2], mean[3], squares[3]);
     }
     __syncthreads();
-    Vector<T, 8> gamma{}, beta{}; // they come while the cluster waits
-    if (args.gamma)
-        gamma = load<T, 8>(args.gamma + first_channel + 8 * warp, 0);
-    if (args.beta)
-        beta = load<T, 8>(args.beta + first_channel + 8 * warp, 0);
+    if constexpr (kRows > 1)
+        load_affine(); // it comes while the cluster waits
     if (args.split > 1)
         cluster_wait(); // no block reads its table any more
 #pragma unroll 1

@@ -3,7 +3,6 @@
 #include "../common/cluster.cuh"
 #include "../common/launch.cuh"
 #include "band.cuh"
-#include "picture.cuh"
 
 namespace onnxfuse
 {
@@ -67,42 +66,11 @@ cudaError_t launch_band(OnnxfuseDepthwise const& p, cudaStream_t stream)
     return cudaErrorInvalidValue;
 }
 
-int lanes_for(int channels)
-{
-    return channels <= 96 ? 8 : channels <= 192 ? 16 : 32;
-}
-
-template <typename T, int kKernel>
-cudaError_t launch_picture(OnnxfuseDepthwise const& p, cudaStream_t stream)
-{
-    constexpr int kStrip = 4, kQuads = 3;
-    int const columns = p.strips * kStrip, channels = p.channels / p.split;
-    PictureLayout const layout(kKernel, p.rows, columns, channels, p.split);
-    PictureArgs<T> args{};
-    bool const bfloat = static_cast<Dtype>(p.dtype) == Dtype::kBfloat16;
-    cudaError_t const status = make_picture_map(args.input, p.input, bfloat, p.images, p.height, p.width, p.channels, p.rows + kKernel - 1, columns + kKernel - 1, channels);
-    if (status != cudaSuccess)
-        return status;
-    args.weight = static_cast<T const*>(p.weight), args.bias = static_cast<T const*>(p.bias), args.gamma = static_cast<T const*>(p.gamma);
-    args.beta = static_cast<T const*>(p.beta), args.output = static_cast<T*>(p.output);
-    args.images = p.images, args.height = p.height, args.width = p.width, args.channels = p.channels;
-    args.tiles_x = static_cast<int>(ceil_div(p.width, columns)), args.tiles_y = static_cast<int>(ceil_div(p.height, p.rows));
-    args.rows = p.rows, args.strips = p.strips, args.split = p.split, args.epsilon = p.epsilon, args.lanes = lanes_for(channels);
-    int64_t const blocks = int64_t{args.tiles_x} * args.tiles_y * p.images * p.split;
-    int const threads = static_cast<int>(ceil_div(channels / 2 * p.rows * p.strips, 32) * 32);
-    return launch_cluster(depthwise_layernorm_picture<T, kKernel, kStrip, kQuads>, args, blocks, threads, layout.bytes, p.split, p.early != 0, stream);
-}
-
 template <typename T, int kKernel>
 cudaError_t launch(OnnxfuseDepthwise const& p, cudaStream_t stream)
 {
     if (p.variant == 5)
         return launch_band<T, kKernel>(p, stream);
-    if constexpr (sizeof(T) == 2)
-    {
-        if (p.variant == 4)
-            return launch_picture<T, kKernel>(p, stream);
-    }
     return launch_plain<T, kKernel>(p, stream);
 }
 
@@ -112,11 +80,9 @@ int64_t shared_bytes(OnnxfuseDepthwise const& p)
     int const channels = p.channels / p.split;
     if (p.variant == 5)
         return band_of(p).bytes;
-    int const columns = p.strips * (p.variant == 4 ? 4 : strip_of(p.kernel));
+    int const columns = p.strips * strip_of(p.kernel);
     if (int64_t{p.rows} * columns > 1024)
         return INT32_MAX;
-    if (p.variant == 4)
-        return PictureLayout(p.kernel, p.rows, columns, channels, p.split).bytes;
     return DepthwiseLayout(p.dtype == 0 ? 4 : 2, p.kernel, p.rows, columns, channels, pixel_stride_of(p), p.split).bytes;
 }
 
@@ -128,9 +94,6 @@ bool supported(OnnxfuseDepthwise const& p)
     switch (p.variant)
     {
     case 1: return p.split <= 8;
-    case 4:
-        return p.dtype != 0 && !p.planar && channels <= 256 && channels / 2 * p.rows * p.strips <= kDepthwiseThreads && p.bias && p.gamma && p.beta
-            && is_hopper() && p.rows + p.kernel - 1 <= 256 && p.strips * 4 + p.kernel - 1 <= 256;
     case 5:
         return p.dtype != 0 && p.strips <= 8 && (p.strip == 1 || (p.strip == 2 && p.strips <= 4)) && (p.rows == 2 || (p.kernel == 7 && (p.rows == 1 || p.rows == 4)))
             && 4 * channels <= band_threads(p.rows) && p.height <= 65535 && ceil_div(p.images, p.strip) <= 65535
@@ -152,23 +115,22 @@ cudaError_t chosen(OnnxfuseDepthwise& p)
         p.split = p.split ? p.split : 1;
         return fits();
     }
-    // Few pixels: small tiles, for more blocks. A block has 32 channels where the cluster allows it, or as few as it does.
-    int const across = std::min<int64_t>(ceil_div(p.width, 8), 7);
-    bool const many = int64_t{p.images} * p.height * p.width * p.channels > 2'000'000;
-    int const images = across == 1 && p.images > 1 ? 2 : 1;
-    for (int const rows : {many && across > 2 ? 4 : many || p.kernel < 7 ? 2 : 1, 2, 1})
+    // By measurements on an H200. Few elements: small tiles and few channels, for more blocks; many: large tiles, and a cluster only where it must be.
+    int64_t const elements = int64_t{p.images} * p.height * p.width * p.channels;
+    bool const some = elements > 1'000'000, many = elements > 4'000'000;
+    int const across = static_cast<int>(std::min<int64_t>(ceil_div(p.width, 8), some ? 4 : 7));
+    p.variant = 5, p.strips = across, p.strip = across == 1 && p.images > 1 ? 2 : 1;
+    int const first = some ? (p.channels <= 96 ? p.channels : across == 1 ? 128 : 64) : p.images > 1 ? 64 : 32;
+    for (int const rows : {many && across > 2 ? 4 : (some && across > 1) || p.kernel < 7 ? 2 : 1, 2, 1})
     {
-        for (int const channels : {32, 48, 64, 96, 128})
+        for (int const channels : {first, 64, 48, 32, 96, 128, p.channels})
         {
             if (p.channels % channels != 0)
                 continue;
-            p.variant = 5, p.rows = rows, p.strip = images, p.strips = across, p.split = p.channels / channels;
-            if (p.split <= 8 && fits() == cudaSuccess)
+            p.rows = rows, p.split = p.channels / channels;
+            if (fits() == cudaSuccess)
                 return cudaSuccess;
         }
-        p.split = 1;
-        if (fits() == cudaSuccess)
-            return cudaSuccess;
     }
     int const how[][3] = {{4, 1, 4}, {1, 1, 8}, {4, 1, 1}, {1, 1, 1}};
     for (auto const& tactic : how)

@@ -27,8 +27,7 @@ struct OnnxfuseDepthwise
     void const* beta;      // [channels], or null: zeros
     void* output;
     // The tactic; zeros: chosen by size.
-    int32_t variant;       // 1: float32 units; 4: the tile by a map (16-bit types, channels last, compute capability 9.0; bias, gamma and beta
-                           // given); 5: tensor cores (16-bit types, compute capability 8.0)
+    int32_t variant;       // 1: float32 units; 5: tensor cores (16-bit types, compute capability 8.0)
     int32_t strip;         // variant 5: images of a tile, 1 or 2 (then strips <= 4)
     int32_t rows;          // of a tile; variant 5: 1, 2 or 4 for each of the tile's 16 places
     int32_t strips;        // of a tile, along x: of 4 or, for kernel 7 and variant 1, 7 outputs; variant 5: of 8, at most 8

@@ -92,6 +92,9 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
             split *= 2;
         p.split = static_cast<int>(split);
     }
+    // Two kernels have no clusters to keep to: as many blocks as hold a group.
+    if (p.two_kernels)
+        p.split = static_cast<int>(std::max<int64_t>(p.split, std::min<int64_t>(kMostParts, ceil_div(sizes.whole, sizes.once * (p.per_thread ? p.per_thread : 8)))));
     if (p.per_thread == 0)
     {
         int64_t const needed = ceil_div(ceil_div(sizes.whole, p.split), sizes.once);

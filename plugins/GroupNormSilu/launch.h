@@ -30,7 +30,7 @@ struct OnnxfuseGroupNorm
     // The tactic; zeros: chosen by size.
     int32_t threads;        // of a block
     int32_t per_thread;     // vectors that a thread holds: 2 or 8
-    int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels
+    int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels (then at least as many as hold a group)
     int32_t bulk;           // 1: a block's part in shared memory (compute capability 9.0, channels first, pixels whole vectors)
     int32_t two_kernels;    // 1: statistics by one kernel, the output by another
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then

@@ -53,7 +53,6 @@ public:
             {
                 add(128, split, 0, 0);
                 add(256, split, 0, 0);
-                add(256, split, 1, 0);
                 add(512, split, 1, 0);
             }
             add(512, 16, 0, 0);

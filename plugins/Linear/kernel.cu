@@ -57,7 +57,9 @@ cudaError_t choose(OnnxfuseLinear& p)
     {
         p.hopper = 1;
         int64_t const tiles = ceil_div(p.rows, 64) * ceil_div(p.columns, 64);
-        if (tiles <= 512) // blocks share k while that fills the GPU and leaves each of them enough to do
+        int64_t const large = ceil_div(p.rows, 128) * ceil_div(p.columns, 128);
+        // Measured on an H200: large tiles where there are some for half of the multiprocessors; with a short k, that does not hide their end, for all and many times.
+        if (p.columns < 128 || large < (p.width >= 384 ? 64 : 1000)) // blocks share k while that fills the GPU and leaves each of them enough to do
         {
             p.tile_rows = p.tile_columns = 64;
             for (p.split = 1; p.split < 8 && 2 * p.split * tiles <= 132 && ceil_div(p.width, 64) >= 12 * p.split; p.split *= 2)

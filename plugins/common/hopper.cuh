@@ -21,7 +21,6 @@ namespace onnxfuse
 // A row-major matrix of halves and the tile of it, of 64 columns, that a copy brings: rows of 128 bytes whose 16-byte parts are exchanged
 // (part ^ row % 8), at an address that is a multiple of 1024. What lies outside of the matrix is zero.
 using TileMap = CUtensorMap;
-using PictureMap = CUtensorMap;
 
 // The driver's function that makes maps; null where there is none.
 inline decltype(&cuTensorMapEncodeTiled) map_encoder()
@@ -50,23 +49,6 @@ inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool bfloat, 
     return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
 }
 
-// A map of [images, height, width, channels] of 2-byte elements and of its tile of `channels` of `columns` x `rows` pixels, densely packed.
-inline cudaError_t make_picture_map(
-    PictureMap& map, void const* pictures, bool bfloat, int images, int height, int width, int all_channels, int rows, int columns, int channels)
-{
-    auto const encode = map_encoder();
-    if (!encode)
-        return cudaErrorNotSupported;
-    auto const size = [](int64_t n) { return static_cast<cuuint64_t>(n); };
-    cuuint64_t const extents[4] = {size(all_channels), size(width), size(height), size(images)};
-    cuuint64_t const pitch[3] = {size(2) * all_channels, size(2) * all_channels * width, size(2) * all_channels * width * height};
-    cuuint32_t const box[4] = {static_cast<cuuint32_t>(channels), static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1};
-    cuuint32_t const steps[4] = {1, 1, 1, 1};
-    CUresult const status = encode(&map, bfloat ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(pictures), extents,
-        pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorNotSupported;
-}
-
 // Fetches a map, a parameter of the kernel, before it is needed.
 __device__ __forceinline__ void map_ahead(CUtensorMap const* map)
 {
@@ -81,16 +63,6 @@ __device__ __forceinline__ void copy_bytes(void* to, void const* from, int bytes
 #ifdef ONNXFUSE_HOPPER
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_word(to)), "l"(from), "r"(bytes),
                  "r"(shared_word(barrier))
-                 : "memory");
-#endif
-}
-
-// Copies the tile whose first pixel is (y, x) of an image and whose first channel is c, and counts its bytes at the barrier.
-__device__ __forceinline__ void copy_picture(void* to, PictureMap const* map, int image, int y, int x, int c, uint64_t* barrier)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_word(to)),
-                 "l"(map), "r"(shared_word(barrier)), "r"(c), "r"(x), "r"(y), "r"(image)
                  : "memory");
 #endif
 }

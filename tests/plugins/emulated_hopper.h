@@ -17,18 +17,6 @@ inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool, int64_t
 
 inline void map_ahead(TileMap const*) {}
 
-struct PictureMap
-{
-    uint16_t const* pictures;
-    int images, height, width, all_channels, rows, columns, channels;
-};
-inline cudaError_t make_picture_map(
-    PictureMap& map, void const* pictures, bool, int images, int height, int width, int all_channels, int rows, int columns, int channels)
-{
-    map = {static_cast<uint16_t const*>(pictures), images, height, width, all_channels, rows, columns, channels};
-    return channels <= 256 && rows <= 256 && columns <= 256 && channels % 8 == 0 ? cudaSuccess : cudaErrorNotSupported;
-}
-
 struct Phase
 {
     int32_t bytes;
@@ -105,27 +93,6 @@ inline void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
     b.bytes -= bytes;
     b.settle();
 }
-inline void copy_picture(void* to, PictureMap const* map, int image, int y0, int x0, int c0, uint64_t* barrier)
-{
-    auto* at = static_cast<uint16_t*>(to);
-    if (reinterpret_cast<uintptr_t>(to) % 128 != 0)
-        std::abort();
-    for (int y = y0; y < y0 + map->rows; ++y)
-    {
-        for (int x = x0; x < x0 + map->columns; ++x)
-        {
-            for (int c = c0; c < c0 + map->channels; ++c)
-            {
-                bool const there = y >= 0 && y < map->height && x >= 0 && x < map->width && c < map->all_channels;
-                *at++ = there ? map->pictures[((int64_t{image} * map->height + y) * map->width + x) * map->all_channels + c] : 0;
-            }
-        }
-    }
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    b.bytes -= map->rows * map->columns * map->channels * 2;
-    b.settle();
-}
-
 struct Operand
 {
     uintptr_t at;
