@@ -3,7 +3,7 @@
     y = LayerNormalization(Transpose(Conv(x, weight, bias), 0 2 3 1), scale, offset)        y [N, H, W, C]
 
 When it wins: in ConvNeXt, where a runtime makes three kernels of it (convolution, transpose, norm) that each pass memory. Where the
-convolution's input is itself a transpose of a channels-last tensor, that tensor is read and the transpose is left to others. Source: "A
+convolution's input is itself a transpose of a channels-last tensor, or others read it transposed to one, that tensor is read. Source: "A
 ConvNet for the 2020s", Liu and others, 2022.
 """
 
@@ -59,11 +59,15 @@ class DwconvLayerNorm(Fusion):
         return None
 
     def variant(self, match: Match) -> str:
-        return "channels_first" if _layouts.behind_transpose(match["x"]) is None else "channels_last"
+        return "channels_first" if _last(match) is None else "channels_last"
+
+    def kept(self, match: Match) -> list[gs.Tensor]:
+        moved = _moved(match)
+        return [] if moved is None else [moved]
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         x, channels = match["x"], _channels(match)
-        last = _layouts.behind_transpose(x)
+        last = _last(match)
         given = x if last is None else last
         filled = [
             _norms.parameter(match.get(role), [channels], filler, x, new)
@@ -90,6 +94,24 @@ class DwconvLayerNorm(Fusion):
             _bodies.define(opset, f"DepthwiseConvLayerNorm <{names}> ({inputs}) => (Y) {{ first = Identity (X) {conv} }}"),
             _bodies.define(opset, f"DepthwiseConvLayerNormLast <{names}> ({inputs}) => (Y) {{ {moved} {conv} }}"),
         )
+
+
+def _moved(match: Match) -> gs.Tensor | None:
+    """The input with its channels last, as others of the same graph read it: a residual of rows, say."""
+    x, owner = match["x"], match.index.owner
+    for reader in x.outputs:
+        if owner.get(id(reader)) is not owner[id(match.root)] or not reader.outputs or not match.escapes(reader.outputs[0]):
+            continue
+        if _layouts.transposed_from(reader.outputs[0], _layouts.TO_LAST) is x:
+            moved: gs.Tensor = reader.outputs[0]
+            return moved
+    return None
+
+
+def _last(match: Match) -> gs.Tensor | None:
+    """The input with its channels last, where the graph has that too."""
+    given = _layouts.behind_transpose(match["x"])
+    return _moved(match) if given is None else given
 
 
 def _sizes(match: Match) -> list[int] | None:
