@@ -41,6 +41,7 @@ class LinearEpilogue(Fusion):
     name = "linear_epilogue"
     kind = "fused"
     needs = ("gelu", "silu")
+    anchor = "MatMul"
     patterns = (
         *_SCALED,
         either(*(canonical(kind.op, _LINEAR) for kind in gelus.KINDS.values()), canonical("Silu", _LINEAR), op("Relu", _LINEAR)),
