@@ -183,7 +183,7 @@ def data_files(path: Path) -> set[str]:
         places = {weights.location(tensor).file for tensor in every(proto) if tensor.data_location == TensorProto.EXTERNAL}
     except (OSError, ValueError, DecodeError, BadInput):  # nothing there, or no whole model
         return set()
-    return {os.path.realpath(path.parent / name) for name in places}
+    return {os.path.realpath(path.parent / name) for name in places if "\0" not in name}  # no file has such a name
 
 
 def is_data_of(path: str, target: Path) -> bool:
