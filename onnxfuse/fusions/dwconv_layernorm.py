@@ -31,6 +31,7 @@ class DwconvLayerNorm(Fusion):
     name = "dwconv_layernorm"
     kind = "fused"
     needs = ("layernorm",)
+    belongs_with = ("linear_epilogue",)
     patterns: tuple[Pattern, ...] = (
         either(
             canonical("LayerNormalization", _ROWS, const("scale"), const("offset")),
