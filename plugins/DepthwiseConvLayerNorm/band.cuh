@@ -10,7 +10,6 @@
 // Input lies in shared memory channel by channel, two pixels a word: the transposition is where two pixels' 8 channels are loaded and 8 words stored.
 #pragma once
 
-#include "../common/stamps.cuh"
 #include "../common/tensor.cuh"
 #include "launch.h"
 
@@ -117,7 +116,6 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
     int const x0 = tile_x * shape.across * 8, y0 = static_cast<int>(blockIdx.y) * (kRows << shape.down_log), image0 = static_cast<int>(blockIdx.z) * shape.images;
     int const first_channel = rank * 8 * pieces;
     unsigned char* const table = shared + shape.second;
-    stamp(0);
 
     // table[channel][i][ky]: weights i - 1 and i of a kernel's row; the halves of 16 bytes change places where i > 3, for other banks.
     auto const* const weight = reinterpret_cast<uint16_t const*>(args.weight) + first_channel * (kKernel * kKernel);
@@ -148,7 +146,6 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
     };
     if constexpr (kRows == 1) // else registers are few
         load_affine();
-    stamp(1);
     wait_for_kernel_before();
     next_may_start();
 
@@ -238,7 +235,6 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
         }
     }
     __syncthreads();
-    stamp(2);
 
     // What this thread's place in the band matrix holds: weights d and d + 1 in the window's first half, d + 8 and d + 9 in the second; one of the
     // two is zero.
@@ -304,7 +300,6 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
             }
         }
     }
-    stamp(3);
     if (args.split > 1)
         cluster_arrive();
     __syncthreads(); // the input's place is free
@@ -364,7 +359,6 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
         }
     }
     __syncthreads();
-    stamp(4);
 
     float scale[8], shift[8];
     unpack(gamma, scale);
@@ -405,6 +399,5 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
             *reinterpret_cast<uint4*>(output + ((int64_t{image} * args.height + y) * args.width + x) * args.channels)
                 = *reinterpret_cast<uint4 const*>(shared + p * shape.slot_bytes + p / 8 * 16 + piece * 16);
     }
-    stamp(5);
 }
 } // namespace onnxfuse

@@ -175,14 +175,10 @@ extern "C" int onnxfuse_launch_depthwise_layernorm(OnnxfuseDepthwise const* prob
         auto const s = static_cast<cudaStream_t>(stream);
         switch (p.kernel)
         {
-#ifndef ONNXFUSE_SEVEN_ONLY
         case 3: return launch<T, 3>(p, s);
         case 5: return launch<T, 5>(p, s);
-#endif
         case 7: return launch<T, 7>(p, s);
         }
         return cudaErrorInvalidValue;
     });
 }
-
-ONNXFUSE_STAMPS_SETTER(onnxfuse_stamps_depthwise)

@@ -7,7 +7,7 @@
 
 namespace onnxfuse
 {
-template <typename T, bool kSilu>
+template <typename T>
 __global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs<T> const args)
 {
 #if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs
 #pragma unroll
         for (int j = 0; j < kVector; ++j)
             x[j] = fmaf(x[j], line.x, line.y);
-        if constexpr (kSilu)
-            activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+        activate_each<Activation::kSilu, sizeof(T) == 2>(x);
         Vector<T, kVector> rounded;
         pack(x, rounded);
         store(args.output, base + i, rounded);

@@ -94,7 +94,10 @@ cudaError_t choose(OnnxfuseGroupNorm& p)
     }
     // Two kernels have no clusters to keep to: as many blocks as hold a group.
     if (p.two_kernels)
-        p.split = static_cast<int>(std::max<int64_t>(p.split, std::min<int64_t>(kMostParts, ceil_div(sizes.whole, sizes.once * (p.per_thread ? p.per_thread : 8)))));
+    {
+        p.per_thread = 8;
+        p.split = static_cast<int>(std::max<int64_t>(p.split, std::min<int64_t>(kMostParts, ceil_div(sizes.whole, sizes.once * 8))));
+    }
     if (p.per_thread == 0)
     {
         int64_t const needed = ceil_div(ceil_div(sizes.whole, p.split), sizes.once);
@@ -127,7 +130,7 @@ GroupNormArgs<T> args_of(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* w
 {
     return {static_cast<T const*>(p.input), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T const*>(p.film_scale),
         static_cast<T const*>(p.film_shift), static_cast<T*>(p.output), static_cast<float2*>(workspace), p.images, p.channels, p.groups, p.pixels, sizes.slab,
-        p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.add_one, p.silu != 0, p.epsilon};
+        p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.epsilon};
 }
 
 template <typename T, int kPerThread, Part kPart>
@@ -151,24 +154,25 @@ template <typename T>
 cudaError_t launch_bulk(OnnxfuseGroupNorm const& p, Sizes const& sizes, cudaStream_t stream)
 {
     int64_t const blocks = int64_t{p.images} * p.groups * p.split;
-    auto const kernel = p.silu ? group_norm_bulk<T, true> : group_norm_bulk<T, false>;
-    return launch_cluster(kernel, args_of<T>(p, sizes, nullptr), blocks, p.threads, shared_bytes(p), p.split, p.early != 0, stream);
+    return launch_cluster(group_norm_bulk<T>, args_of<T>(p, sizes, nullptr), blocks, p.threads, shared_bytes(p), p.split, p.early != 0, stream);
 }
 
-template <typename T, int kPerThread>
+template <typename T>
 cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspace, cudaStream_t stream)
 {
+    if (p.bulk)
+        return launch_bulk<T>(p, sizes, stream);
     if (!p.two_kernels)
-        return launch<T, kPerThread, Part::kAll>(p, sizes, workspace, stream);
-    cudaError_t const status = launch<T, kPerThread, Part::kStatistics>(p, sizes, workspace, stream);
-    return status == cudaSuccess ? launch<T, kPerThread, Part::kOutput>(p, sizes, workspace, stream) : status;
+        return p.per_thread == 2 ? launch<T, 2, Part::kAll>(p, sizes, workspace, stream) : launch<T, 8, Part::kAll>(p, sizes, workspace, stream);
+    cudaError_t const status = launch<T, 8, Part::kStatistics>(p, sizes, workspace, stream);
+    return status == cudaSuccess ? launch<T, 8, Part::kOutput>(p, sizes, workspace, stream) : status;
 }
 
 bool supported(OnnxfuseGroupNorm const& p)
 {
     int const element = p.dtype == 0 ? 4 : 2;
-    return p.images >= 0 && p.channels >= 0 && p.groups >= 1 && p.pixels >= 0 && p.channels % p.groups == 0  && (!p.channels_last || p.channels * element % 16 == 0) && int64_t{p.channels} / p.groups * p.pixels <= INT32_MAX && p.threads >= 0
-        && p.threads <= kNormThreads && p.threads % 32 == 0 && p.split >= 0 && p.split <= (p.two_kernels ? kMostParts : kMostInCluster);
+    return p.images >= 0 && p.channels >= 0 && p.groups >= 1 && p.pixels >= 0 && p.channels % p.groups == 0 && (!p.channels_last || p.channels * element % 16 == 0) && int64_t{p.channels} / p.groups * p.pixels <= INT32_MAX && p.threads >= 0
+        && p.threads <= kNormThreads && p.threads % 32 == 0 && (p.per_thread == 0 || p.per_thread == 2 || p.per_thread == 8) && p.split >= 0 && p.split <= (p.two_kernels ? kMostParts : kMostInCluster);
 }
 } // namespace
 } // namespace onnxfuse
@@ -180,6 +184,8 @@ extern "C" int onnxfuse_group_norm_supported(OnnxfuseGroupNorm const* problem)
     bool const one = !p.two_kernels;
     if (!supported(p))
         return cudaErrorInvalidValue;
+    if (p.channels == 0)
+        return cudaSuccess; // nothing is launched
     if (cudaError_t const status = choose(p); status != cudaSuccess)
         return status;
     // A tactic of one kernel that became two is the other tactic.
@@ -197,7 +203,7 @@ extern "C" size_t onnxfuse_group_norm_workspace(OnnxfuseGroupNorm const* problem
 {
     using namespace onnxfuse;
     OnnxfuseGroupNorm p = *problem;
-    if (!supported(p) || choose(p) != cudaSuccess || !p.two_kernels)
+    if (!supported(p) || p.channels == 0 || choose(p) != cudaSuccess || !p.two_kernels)
         return 0;
     return sizeof(float2) * static_cast<size_t>(p.images) * p.groups * p.split;
 }
@@ -221,14 +227,6 @@ extern "C" int onnxfuse_launch_group_norm(OnnxfuseGroupNorm const* problem, void
     Sizes const sizes = sizes_of(p);
     return with_type(p.dtype, [&](auto type) -> cudaError_t {
         using T = typename decltype(type)::type;
-        auto const s = static_cast<cudaStream_t>(stream);
-        if (p.bulk)
-            return launch_bulk<T>(p, sizes, s);
-        switch (p.per_thread)
-        {
-        case 2: return launch<T, 2>(p, sizes, workspace, s);
-        case 8: return launch<T, 8>(p, sizes, workspace, s);
-        }
-        return cudaErrorInvalidValue;
+        return launch<T>(p, sizes, workspace, static_cast<cudaStream_t>(stream));
     });
 }

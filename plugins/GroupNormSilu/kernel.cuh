@@ -37,8 +37,6 @@ struct GroupNormArgs
     int slab;      // channels of a block; channels first: a group's
     int split;
     int per_block; // vectors (channels first) or pixels (channels last) of a block
-    int add_one;
-    bool silu;
     float epsilon;
 };
 
@@ -97,7 +95,7 @@ __device__ __forceinline__ float2 line_of(GroupNormArgs<T> const& args, float2 s
     float scale = args.gamma ? widen(args.gamma[c]) : 1.0f, shift = args.beta ? widen(args.beta[c]) : 0.0f;
     if (args.film_scale)
     {
-        float const film = widen(args.film_scale[image * args.channels + c]) + (args.add_one ? 1.0f : 0.0f);
+        float const film = widen(args.film_scale[image * args.channels + c]);
         scale *= film;
         shift *= film;
     }
@@ -230,8 +228,7 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_planar(GroupNormAr
 #pragma unroll
             for (int j = 0; j < kVector; ++j)
                 x[j] = fmaf(x[j], line.x, line.y);
-            if (args.silu)
-                activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+            activate_each<Activation::kSilu, sizeof(T) == 2>(x);
             pack(x, held[i]);
             store(args.output, base + at, held[i]);
         }
@@ -376,8 +373,7 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_last(GroupNormArgs
 #pragma unroll
             for (int j = 0; j < kVector; ++j)
                 x[j] = fmaf(x[j], a[j], b[j]);
-            if (args.silu)
-                activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+            activate_each<Activation::kSilu, sizeof(T) == 2>(x);
             pack(x, held[i]);
             store(args.output + base + int64_t{pixel} * args.channels, column, held[i]);
         }

@@ -8,18 +8,16 @@
 
 extern "C"
 {
-// output = silu((normalised * gamma[c] + beta[c]) * (1 + film_scale[n, c]) + film_shift[n, c]), normalised over a group's channels
+// output = silu((normalised * gamma[c] + beta[c]) * film_scale[n, c] + film_shift[n, c]), normalised over a group's channels
 // and all pixels. All tensors of one element type, in device memory, at multiples of 16 bytes.
 struct OnnxfuseGroupNorm
 {
     int32_t dtype;          // onnxfuse::Dtype
-    int32_t silu;           // 1: SiLU; 0: nothing
     int32_t images;
     int32_t channels;
     int32_t groups;
     int32_t pixels;
     int32_t channels_last;  // 0: [n, c, pixels]; 1: [n, pixels, c]
-    int32_t add_one;        // 0: film_scale alone, without 1 +
     float epsilon;
     void const* input;
     void const* gamma;      // [channels], or null: ones
@@ -29,7 +27,7 @@ struct OnnxfuseGroupNorm
     void* output;
     // The tactic; zeros: chosen by size.
     int32_t threads;        // of a block
-    int32_t per_thread;     // vectors that a thread holds: 2 or 8
+    int32_t per_thread;     // vectors that a thread holds: 2, or 8 as two kernels always do
     int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels (then at least as many as hold a group)
     int32_t bulk;           // 1: a block's part in shared memory (compute capability 9.0, channels first, pixels whole vectors)
     int32_t two_kernels;    // 1: statistics by one kernel, the output by another

@@ -156,7 +156,6 @@ private:
     {
         Problem p{};
         p.dtype = static_cast<int>(dtype_of(desc.type));
-        p.silu = 1;
         p.images = extent(x.d[0], "the batch");
         p.channels = extent(x.d[1], "the number of channels");
         p.groups = groups_;

@@ -4,7 +4,6 @@
 // is read is at home. Four more warps help to finish. What the end needs (bias, scale, residual) is asked for at the start.
 #pragma once
 
-#include "../common/stamps.cuh"
 #include "hopper.cuh"
 
 namespace onnxfuse
@@ -37,7 +36,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
     int const row0 = static_cast<int>(blockIdx.y) * kGroupRows, column0 = (kSplit == 1 ? static_cast<int>(blockIdx.x) : cluster_of_grid()) * kGroupColumns;
     int const all_steps = (args.width + 63) / 64, each = (all_steps + kSplit - 1) / kSplit;
     int const first = rank * each, steps = max(0, min(each, all_steps - first));
-    stamp(0);
     if (thread == kAsks)
     {
         map_ahead(&all.weight);
@@ -72,7 +70,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
         cluster_arrive(); // this block has begun: others may write here
     wait_for_kernel_before();
     next_may_start();
-    stamp(1);
 
     if (thread == kAsks)
     {
@@ -119,8 +116,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
         for (int step = 0; step < steps; ++step)
         {
             phase_wait(full + stage, parity);
-            if (step == 0)
-                stamp(2);
             unsigned char const* const input = shared + stage * kGroupStageBytes;
             products_fence();
 #pragma unroll
@@ -141,7 +136,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
             }
         }
         products_wait<0>();
-        stamp(3);
     }
     __syncwarp(); // that of the thread that asks
     if (kSplit > 1)
@@ -175,7 +169,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
     {
         __syncthreads();
     }
-    stamp(4);
     if (thread < kFinishers)
     {
 #pragma unroll
@@ -200,7 +193,6 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
             store(args.output + int64_t{row} * args.columns + column, 0, rounded);
         }
     }
-    stamp(5);
 #endif
 }
 } // namespace onnxfuse

@@ -24,7 +24,7 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
         return status;
     args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
-        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, 0, across, 1, HopperShape<kColumns>::kStages,
+        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, across, 1, HopperShape<kColumns>::kStages,
         static_cast<Activation>(p.activation)};
     int64_t const tiles = ceil_div(p.rows, kHopperRows) * across;
     return launch_cluster(linear_hopper<T, kColumns>, args, std::min<int64_t>(tiles, sms), kHopperThreads, HopperShape<kColumns>::kBytes, 1, p.early != 0, stream);
@@ -51,7 +51,7 @@ cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
     if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
         return status;
     args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
-        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, 0, across, kSplit, stages,
+        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, across, kSplit, stages,
         static_cast<Activation>(p.activation)};
     dim3 const blocks(static_cast<unsigned>(across * kSplit), static_cast<unsigned>(ceil_div(p.rows, kGroupRows)));
     return launch_cluster(linear_group<T, kSplit>, args, blocks, kGroupThreads, group_bytes(stages), kSplit, p.early != 0, stream);
@@ -102,5 +102,3 @@ cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream)
     }
 }
 } // namespace onnxfuse
-
-ONNXFUSE_STAMPS_SETTER(onnxfuse_stamps_linear)

@@ -9,8 +9,8 @@ namespace onnxfuse
 {
 // Whether this GPU has what the kernel needs: compute capability 9.0.
 cudaError_t hopper_supported();
-// p.tile_columns: 64 or 128; p.split: 1, 2, 4 or 8; p.plane: 0.
+// Tiles of 64 x 64; p.split: 1, 2, 4 or 8.
 cudaError_t launch_linear_group(OnnxfuseLinear const& p, cudaStream_t stream);
-// p.tile_columns: 128 or 256; p.plane: 0. All else was checked.
+// p.tile_columns: 128 or 256.
 cudaError_t launch_linear_hopper(OnnxfuseLinear const& p, cudaStream_t stream);
 } // namespace onnxfuse

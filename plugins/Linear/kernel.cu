@@ -14,7 +14,7 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     using S = LinearShape<kRows, kColumns>;
     int const down = static_cast<int>(ceil_div(p.rows, kRows)), across = static_cast<int>(ceil_div(p.columns, kColumns));
     LinearArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
-        static_cast<T const*>(p.scale), static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, p.plane,
+        static_cast<T const*>(p.scale), static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns,
         across, p.split, p.stages, static_cast<Activation>(p.activation)};
     return launch_cluster(linear<T, kRows, kColumns>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, p.early != 0, stream);
 }
@@ -26,7 +26,6 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     {
     case 32064: return launch<T, 32, 64>(p, stream);
     case 64064: return launch<T, 64, 64>(p, stream);
-    case 64128: return launch<T, 64, 128>(p, stream);
     case 128128: return launch<T, 128, 128>(p, stream);
     }
     return cudaErrorInvalidValue;
@@ -34,8 +33,8 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 
 bool sizes_supported(OnnxfuseLinear const& p)
 {
-    return p.rows >= 0 && p.width >= 0 && p.columns >= 0 && p.width % 8 == 0 && p.columns % 8 == 0 && p.plane >= 0 && p.activation >= 0
-        && p.activation <= static_cast<int>(Activation::kGeluQuick) && (p.plane == 0 || p.rows % p.plane == 0) && (p.dtype == 1 || p.dtype == 2);
+    return p.rows >= 0 && p.width >= 0 && p.columns >= 0 && p.width % 8 == 0 && p.columns % 8 == 0 && p.activation >= 0
+        && p.activation <= static_cast<int>(Activation::kGeluQuick) && (p.dtype == 1 || p.dtype == 2);
 }
 
 int shared_bytes(OnnxfuseLinear const& p)
@@ -44,7 +43,6 @@ int shared_bytes(OnnxfuseLinear const& p)
     {
     case 32064: return LinearShape<32, 64>::bytes(p.stages);
     case 64064: return LinearShape<64, 64>::bytes(p.stages);
-    case 64128: return LinearShape<64, 128>::bytes(p.stages);
     case 128128: return LinearShape<128, 128>::bytes(p.stages);
     }
     return -1;
@@ -53,7 +51,7 @@ int shared_bytes(OnnxfuseLinear const& p)
 cudaError_t choose(OnnxfuseLinear& p)
 {
     bool const named = p.tile_rows || p.tile_columns || p.stages || p.split || p.hopper;
-    if (!named && p.plane == 0 && hopper_supported() == cudaSuccess)
+    if (!named && hopper_supported() == cudaSuccess)
     {
         p.hopper = 1;
         int64_t const tiles = ceil_div(p.rows, 64) * ceil_div(p.columns, 64);
@@ -73,12 +71,12 @@ cudaError_t choose(OnnxfuseLinear& p)
     if (p.hopper && p.tile_rows == 64)
     {
         p.split = p.split ? p.split : 1;
-        bool const valid = p.plane == 0 && p.tile_columns == 64 && (p.split == 1 || p.split == 2 || p.split == 4 || p.split == 8) && ceil_div(p.rows, 64) <= 65535;
+        bool const valid = p.tile_columns == 64 && (p.split == 1 || p.split == 2 || p.split == 4 || p.split == 8) && ceil_div(p.rows, 64) <= 65535;
         return valid ? hopper_supported() : cudaErrorInvalidValue;
     }
     if (p.hopper)
     {
-        bool const valid = p.split <= 1 && p.plane == 0 && (p.tile_columns == 128 || p.tile_columns == 256);
+        bool const valid = p.split <= 1 && (p.tile_columns == 128 || p.tile_columns == 256);
         p.split = 1;
         return valid ? hopper_supported() : cudaErrorInvalidValue;
     }

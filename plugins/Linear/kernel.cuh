@@ -21,7 +21,7 @@ struct LinearArgs
     T const* scale;
     T const* residual;
     T* output;
-    int rows, width, columns, plane;
+    int rows, width, columns;
     int tiles_columns; // tiles along n
     int split;
     int stages;
@@ -173,73 +173,46 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
 
     // This block's share of the tile's rows.
     int const share = kRows / args.split, from_row = rank * share;
-    if (args.plane == 0)
+    for (int i = thread; i < share * kParts; i += S::kThreads)
     {
-        for (int i = thread; i < share * kParts; i += S::kThreads)
+        int const r = from_row + i / kParts, c = i % kParts * 8, row = row0 + r, column = column0 + c;
+        if (row >= args.rows || column >= args.columns)
+            continue;
+        float z[8] = {};
+        for (int other = 0; other < args.split; ++other)
         {
-            int const r = from_row + i / kParts, c = i % kParts * 8, row = row0 + r, column = column0 + c;
-            if (row >= args.rows || column >= args.columns)
-                continue;
-            float z[8] = {};
-            for (int other = 0; other < args.split; ++other)
-            {
-                float4 const* const at = reinterpret_cast<float4 const*>(out + r * S::kPitch + c);
-                float4 const low = args.split > 1 ? remote_load(at, other) : at[0], high = args.split > 1 ? remote_load(at + 1, other) : at[1];
-                z[0] += low.x, z[1] += low.y, z[2] += low.z, z[3] += low.w;
-                z[4] += high.x, z[5] += high.y, z[6] += high.z, z[7] += high.w;
-            }
-            float other[8];
-            if (args.bias)
-            {
-                unpack(load<T, 8>(args.bias + column, 0), other);
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    z[e] += other[e];
-            }
-            activate<true>(z, args.activation);
-            if (args.scale)
-            {
-                unpack(load<T, 8>(args.scale + column, 0), other);
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    z[e] *= other[e];
-            }
-            int64_t const at = int64_t{row} * args.columns + column;
-            if (args.residual)
-            {
-                unpack(load<T, 8>(args.residual + at, 0), other);
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    z[e] += other[e];
-            }
-            Vector<T, 8> rounded;
-            pack(z, rounded);
-            store(args.output + at, 0, rounded);
+            float4 const* const at = reinterpret_cast<float4 const*>(out + r * S::kPitch + c);
+            float4 const low = args.split > 1 ? remote_load(at, other) : at[0], high = args.split > 1 ? remote_load(at + 1, other) : at[1];
+            z[0] += low.x, z[1] += low.y, z[2] += low.z, z[3] += low.w;
+            z[4] += high.x, z[5] += high.y, z[6] += high.z, z[7] += high.w;
         }
-    }
-    else
-    {
-        // Lanes go along the rows, which are next to each other in the output.
-        for (int i = thread; i < share * kColumns; i += S::kThreads)
+        float other[8];
+        if (args.bias)
         {
-            int const r = from_row + i % share, c = i / share, row = row0 + r, column = column0 + c;
-            if (row >= args.rows || column >= args.columns)
-                continue;
-            float z = 0.0f;
-            for (int other = 0; other < args.split; ++other)
-                z += args.split > 1 ? remote_load(out + r * S::kPitch + c, other) : out[r * S::kPitch + c];
-            if (args.bias)
-                z += widen(args.bias[column]);
-            float one[1] = {z};
-            activate<true>(one, args.activation);
-            z = one[0];
-            if (args.scale)
-                z *= widen(args.scale[column]);
-            int64_t const at = (int64_t{row / args.plane} * args.columns + column) * args.plane + row % args.plane;
-            if (args.residual)
-                z += widen(args.residual[at]);
-            narrow(z, args.output[at]);
+            unpack(load<T, 8>(args.bias + column, 0), other);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                z[e] += other[e];
         }
+        activate<true>(z, args.activation);
+        if (args.scale)
+        {
+            unpack(load<T, 8>(args.scale + column, 0), other);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                z[e] *= other[e];
+        }
+        int64_t const at = int64_t{row} * args.columns + column;
+        if (args.residual)
+        {
+            unpack(load<T, 8>(args.residual + at, 0), other);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                z[e] += other[e];
+        }
+        Vector<T, 8> rounded;
+        pack(z, rounded);
+        store(args.output + at, 0, rounded);
     }
     if (args.split > 1)
     {

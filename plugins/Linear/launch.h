@@ -18,7 +18,6 @@ struct OnnxfuseLinear
     int32_t rows;         // m
     int32_t width;        // k, a multiple of 8
     int32_t columns;      // n, a multiple of 8
-    int32_t plane;        // 0: output and residual are [m, n]; else they are [m / plane, n, plane] (channels before pixels)
     void const* input;
     void const* weight;   // [k, n]
     void const* bias;     // [n], or null
@@ -27,11 +26,11 @@ struct OnnxfuseLinear
     void* output;
     // The tactic; zeros: chosen by size.
     int32_t tile_rows;    // of the product that a block makes: 32, 64 or 128
-    int32_t tile_columns; // 64 or 128
+    int32_t tile_columns; // 64, with 128 rows 128
     int32_t stages;       // of the pipeline: 2 to 4
     int32_t split;        // blocks of a cluster that share k: 1, 2, 4 or 8
-    int32_t hopper;       // 1: wgmma, compute capability 9.0, plane 0: tile_rows 64 with tile_columns 64 or 128 and any split, or 128 with 128 or 256 and split 1
-    int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
+    int32_t hopper;       // 1: wgmma, compute capability 9.0: 64 x 64 with any split, or 128 x 128 or 256 with split 1
+    int32_t early;        // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };
 
 // cudaSuccess where the launcher takes the problem with its tactic on this GPU; pointers are not looked at.

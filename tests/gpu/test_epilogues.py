@@ -6,29 +6,16 @@ tests/plugins/test_emulated_epilogues.py.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import epilogue_cases
+from benchmarks.kernels import TOLERANCE
 from onnxfuse import plugins
 from onnxfuse.errors import OnnxfuseError
+from tests.plugins import epilogues, kernels
 
-
-def _load(name: str) -> Any:
-    path = Path(__file__).parents[1] / "plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels, epilogues = _load("kernels"), _load("epilogues")
 Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
 DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
 HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -99,3 +86,21 @@ def test_linear(rows: int, width: int, columns: int, dtype: str, launchers: Any,
     tactics += [{"tile_columns": 128, "hopper": 1}, {"tile_columns": 256, "hopper": 1}, {"tile_rows": 128, "tile_columns": 128}]
     check(launchers, memory, Linear(dtype, rows, width, columns, "gelu"), *tactics)
     check(launchers, memory, Linear(dtype, rows, width, columns, scale=True, residual=True), *tactics)
+
+
+@HALVES
+def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> None:
+    """The benchmark's own reference, by torch in float32; a stage's blocks start early there."""
+    torch = pytest.importorskip("torch")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for case in epilogue_cases.epilogues(launchers.library, dtype, False):
+        if case.shape.size != "small":
+            continue
+        read, written = (
+            [torch.randn(count, device="cuda").to(getattr(torch, dtype)) for count in counts] for counts in (case.reads, case.writes)
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        assert case.launch([tensor.data_ptr() for tensor in read], [tensor.data_ptr() for tensor in written], stream) == kernels.SUCCESS
+        want = case.reference([tensor.float() for tensor in read])[0].reshape(-1)
+        error = ((written[0].float() - want).abs() / (1 + want.abs())).max().item()
+        assert error < TOLERANCE[dtype], f"{case.kernel}, {case.shape.name}: {error}"

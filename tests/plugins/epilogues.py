@@ -16,42 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.epilogue_cases import Depthwise, GroupNorm, Linear
+
 Array = npt.NDArray[Any]
 ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh", "gelu_quick")
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-
-
-class Depthwise(ctypes.Structure):
-    _fields_ = [
-        *((name, _I) for name in ("dtype", "kernel", "images", "height", "width", "channels", "planar")),
-        ("epsilon", _F),
-        *((name, _P) for name in ("input", "weight", "bias", "gamma", "beta", "output")),
-        *((name, _I) for name in ("variant", "strip", "rows", "strips", "split", "early")),
-    ]
-
-
-class GroupNorm(ctypes.Structure):
-    _fields_ = [
-        *((name, _I) for name in ("dtype", "silu", "images", "channels", "groups", "pixels", "channels_last", "add_one")),
-        ("epsilon", _F),
-        *((name, _P) for name in ("input", "gamma", "beta", "film_scale", "film_shift", "output")),
-        *((name, _I) for name in ("threads", "per_thread", "split", "bulk", "two_kernels", "early")),
-    ]
-
-
-class Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, _I) for name in ("dtype", "activation", "rows", "width", "columns", "plane")),
-        *((name, _P) for name in ("input", "weight", "bias", "scale", "residual", "output")),
-        *((name, _I) for name in ("tile_rows", "tile_columns", "stages", "split", "hopper", "early")),
-    ]
 
 
 class Launchers:
     """The launchers of a library, by ctypes."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        self.library = library = ctypes.CDLL(str(path))
         self._depthwise, self._linear = library.onnxfuse_launch_depthwise_layernorm, library.onnxfuse_launch_linear
         self._group_norm, self._workspace = library.onnxfuse_launch_group_norm, library.onnxfuse_group_norm_workspace
         self._workspace.restype = ctypes.c_size_t
@@ -70,7 +45,7 @@ class Launchers:
     def launch(self, problem: ctypes.Structure, workspace: int | None = None) -> int:
         at = ctypes.byref(problem)
         if isinstance(problem, GroupNorm):
-            return int(self._group_norm(at, _P(workspace), None))
+            return int(self._group_norm(at, ctypes.c_void_p(workspace), None))
         return int((self._depthwise if isinstance(problem, Depthwise) else self._linear)(at, None))
 
 
@@ -118,7 +93,6 @@ class GroupNormCase:
     groups: int = 8
     pixels: int = 64
     last: bool = False
-    silu: bool = True
     film: bool = False
     affine: bool = True
     mean: float = 0.0
@@ -135,10 +109,10 @@ class GroupNormCase:
             y = y * given["gamma"].astype(np.float64)[:, None] + given["beta"].astype(np.float64)[:, None]
         if self.film:
             given["film_scale"], given["film_shift"] = ((0.3 * rng.standard_normal((n, c))).astype(dtype) for _ in range(2))
-            y = y * (1 + given["film_scale"].astype(np.float64)[:, :, None]) + given["film_shift"].astype(np.float64)[:, :, None]
-        y = activated("silu", y) if self.silu else y
-        sizes = {"dtype": code, "silu": int(self.silu), "images": n, "channels": c, "groups": self.groups, "pixels": p}
-        problem = GroupNorm(**sizes, channels_last=int(self.last), add_one=1, epsilon=1e-5, **self.tactic)
+            y = y * given["film_scale"].astype(np.float64)[:, :, None] + given["film_shift"].astype(np.float64)[:, :, None]
+        y = activated("silu", y)
+        sizes = {"dtype": code, "images": n, "channels": c, "groups": self.groups, "pixels": p}
+        problem = GroupNorm(**sizes, channels_last=int(self.last), epsilon=1e-5, **self.tactic)
         return problem, given, y.transpose(0, 2, 1) if self.last else y
 
 
