@@ -12,6 +12,8 @@ from onnx import TensorProto
 
 from onnxfuse import pipeline
 from onnxfuse.engine import prepare
+from tests.fusions import convnext
+from tests.fusions.convnext import weights
 from tests.fusions.helpers import NEWEST, Net, check, fuse, names, ops, proved, random, value
 from tests.fusions.strategies import Planter, first
 
@@ -20,10 +22,6 @@ K, N = 16, 24
 X = random(2, 3, K, dtype=np.float16)
 OPS = {"erf": "LinearGelu", "tanh": "LinearGeluTanh", "quick": "LinearQuickGelu", "silu": "LinearSilu", "relu": "LinearRelu"}
 HALF = {"rtol": 5e-3, "atol": 5e-3}
-
-
-def weights(net: Net, *shape: int, seed: int = 1) -> str:
-    return net.const(np.random.default_rng(seed).standard_normal(shape) / 4, np.float16)
 
 
 def activated(
@@ -101,36 +99,12 @@ def test_refused(shape: tuple[int, ...], reason: str) -> None:
 
 # --- ConvNeXt -------------------------------------------------------------------------------------------------------------------
 
-C, SIDE = 16, 6
-
-
-def block(net: Net, x: str, seed: int, scaled: str = "behind") -> str:
-    """As timm writes it: Conv, Transpose, LayerNormalization, MatMul + Add, Gelu, MatMul + Add, Transpose, Mul, Add."""
-    conv = net.op(
-        "Conv", x, weights(net, C, 1, 7, 7, seed=seed), weights(net, C, seed=seed + 1), group=C, pads=[3] * 4, kernel_shape=[7, 7]
-    )
-    rows = net.op("Transpose", conv, perm=[0, 2, 3, 1])
-    rows = net.op("LayerNormalization", rows, weights(net, C, seed=seed + 2), weights(net, C, seed=seed + 3), axis=-1, epsilon=1e-6)
-    hidden = net.op("Add", net.op("MatMul", rows, weights(net, C, 4 * C, seed=seed + 4)), weights(net, 4 * C, seed=seed + 5))
-    hidden = Planter(net, first, np.float16).gelu_erf(hidden)
-    rows = net.op("Add", net.op("MatMul", hidden, weights(net, 4 * C, C, seed=seed + 6)), weights(net, C, seed=seed + 7))
-    if scaled == "before":
-        rows = net.op("Mul", rows, weights(net, C, seed=seed + 8))
-    y = net.op("Transpose", rows, perm=[0, 3, 1, 2])
-    if scaled == "behind":
-        y = net.op("Mul", y, weights(net, 1, C, 1, 1, seed=seed + 8))
-    return net.op("Add", y, x)
-
 
 @pytest.mark.parametrize("scaled", ["behind", "before"])
 @pytest.mark.parametrize("batch", ["N", 1])
 def test_no_transpose_is_left_between_blocks(scaled: str, batch: Any) -> None:
-    net = Net(17)
-    x = net.op("Relu", "x")
-    for seed in (10, 30, 50):
-        x = block(net, x, seed, scaled)
-    original = net.model([value("x", (batch, C, SIDE, SIDE), F16)], [x])
-    feeds = {"x": random(1, C, SIDE, SIDE, dtype=np.float16)}
+    original = convnext.model(3, batch, scaled)
+    feeds = {"x": random(1, convnext.C, convnext.SIDE, convnext.SIDE, dtype=np.float16)}
     fused, sites, _ = check(original, feeds, rtol=2e-2, atol=2e-2)
     each = ["onnxfuse::DepthwiseConvLayerNormLast", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]
     got = ops(fused)

@@ -6,14 +6,22 @@ tests/plugins/test_emulated_epilogues.py.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 
 from benchmarks import epilogue_cases
 from benchmarks.kernels import TOLERANCE
-from onnxfuse import plugins
+from onnxfuse import pipeline, plugins
+from onnxfuse.engine import build as building
+from onnxfuse.engine.run import Engine
 from onnxfuse.errors import OnnxfuseError
+from tests.fusions import convnext, test_groupnorm_silu
+from tests.fusions.helpers import random, run
 from tests.plugins import epilogues, kernels
 
 Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
@@ -104,3 +112,28 @@ def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> No
         want = case.reference([tensor.float() for tensor in read])[0].reshape(-1)
         error = ((written[0].float() - want).abs() / (1 + want.abs())).max().item()
         assert error < TOLERANCE[dtype], f"{case.kernel}, {case.shape.name}: {error}"
+
+
+@pytest.mark.parametrize("name", ["convnext", "groupnorm"])
+def test_an_engine_with_these_plugins(name: str, launchers: Any, tmp_path: Path) -> None:
+    """Fused throughout and built for batches of 1 to 8, against onnxruntime's result of the original."""
+    if name == "convnext":
+        original, wanted, shapes = (
+            convnext.model(3),
+            {"DepthwiseConvLayerNorm", "Linear"},
+            {"x": (convnext.C, convnext.SIDE, convnext.SIDE)},
+        )
+    else:
+        original, wanted = test_groupnorm_silu.model(film=True, elem=TensorProto.FLOAT16, dtype=np.float16), {"GroupNormSilu"}
+        shapes = {"x": (16, 5, 3), "a": (16, 1, 1), "b": (16, 1, 1)}
+    source, fused, engine = (tmp_path / each for each in ("source.onnx", "fused.onnx", "fused.engine"))
+    onnx.save(original, source)
+    pipeline.optimize(source, fused, policy="all", check=False)
+    ranges = [f"{x}:" + "..".join("x".join(map(str, (batch, *shape))) for batch in (1, 3, 8)) for x, shape in shapes.items()]
+    made = building.build(fused, engine, shapes=ranges)
+    assert wanted == set(made.plugins.ops)
+    with Engine.load(engine) as loaded:
+        for batch in (1, 3, 8):
+            feeds = {x: random(batch, *shape, seed=batch, dtype=np.float16) for x, shape in shapes.items()}
+            (got,), (want,) = loaded.run(feeds).values(), run(original, feeds)
+            np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-2, atol=2e-2)
