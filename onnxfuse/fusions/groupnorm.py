@@ -24,6 +24,7 @@ from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Pattern, const, op, produ
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
+MOST_CHANNELS = 1 << 20
 NATIVE = 21
 # From this version on a Constant can take an integer from an attribute; below, the node carries the target of its Reshape.
 _FROM_ATTRIBUTE = 12
@@ -55,7 +56,7 @@ class GroupNorm(Fusion):
         shape = query.shape(x)
         if shape is None or not 3 <= len(shape) <= 5 or not isinstance(shape[1], int):
             return Refusal(f"'{x.name}' is not proved to be [N, C, ...] of rank 3 to 5 with C known", shape)
-        refusal = _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
+        refusal = refuse_channels(shape[1]) or _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
         if refusal:
             return refusal
         folded = _parameters(match)
@@ -146,6 +147,11 @@ def _integer(opset: int, name: str, number: int) -> str:
     return f"{name}_float = Constant <value = float[1] {{{number}.0}}> () {name} = Cast <to = 7> ({name}_float)"
 
 
+def refuse_channels(channels: int) -> Refusal | None:
+    """More than anybody means: a value for each of them is written."""
+    return None if channels <= MOST_CHANNELS else Refusal(f"more than {MOST_CHANNELS} channels", channels)
+
+
 def _groups(match: Match) -> int:
     sizes = _folding.known_sizes(match["group_scale"])
     assert sizes
@@ -161,8 +167,8 @@ def _refuse_groups(match: Match, shape: Sequence[int | str | None], channels: in
     if sizes is None or len(sizes) != 1 or query.shape(match["group_bias"]) != sizes:
         return Refusal("scale of the InstanceNormalization is not one value for each of the groups", sizes)
     groups = _groups(match)
-    wanted = [int(size) for size in target]
-    if len(wanted) != 3 or wanted[1] != groups:
+    wanted = [int(size) for size in target.reshape(-1)]
+    if target.ndim != 1 or len(wanted) != 3 or wanted[1] != groups:
         return Refusal(f"Reshape does not make [N, {groups}, -1]", wanted)
     if groups < 1 or channels % groups:
         return Refusal(f"{channels} channels cannot be divided into groups", groups)

@@ -47,6 +47,9 @@ class GroupNormSilu(Fusion):
         if shape is None or not 3 <= len(shape) <= 5 or not isinstance(shape[1], int):
             return Refusal(f"'{x.name}' is not proved to be [N, C, ...] of rank 3 to 5 with C known", shape)
         channels, groups = shape[1], int(attrs["num_groups"])
+        refusal = groupnorm.refuse_channels(channels)
+        if refusal:
+            return refusal
         if groups < 1 or channels % groups:
             return Refusal(f"{channels} channels cannot be divided into groups", groups)
         for role in ("scale", "bias"):

@@ -118,3 +118,12 @@ def test_a_norm_that_others_read_is_kept() -> None:
     _, sites, misses = check(original, {"x": X})
     assert "groupnorm_silu" not in names(sites)
     assert any("is also read by a graph output" in miss.reason for miss in misses), misses
+
+
+@pytest.mark.parametrize(("opset", "channels"), [(18, 1 << 40), (18, 1 << 21)])
+def test_channels_that_nobody_means(opset: int, channels: int) -> None:
+    original = model(opset, native=True)
+    original.graph.input[0].type.tensor_type.shape.dim[1].dim_value = channels
+    _, sites, misses = fuse(original)
+    assert "groupnorm_silu" not in names(sites)
+    assert any(f"more than 1048576 channels ({channels})" in miss.reason for miss in misses), misses
