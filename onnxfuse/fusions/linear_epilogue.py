@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from onnxfuse.fusions import _bodies, _folding, _layouts, _norms
 from onnxfuse.fusions import gelu as gelus
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
-from onnxfuse.fusions.pattern import DOMAIN, Pattern, canonical, const, either, op, tensor
+from onnxfuse.fusions.pattern import DOMAIN, canonical, const, either, op, tensor
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
@@ -26,14 +26,9 @@ _BIASED = op("Add", _PRODUCT, const("bias"), out="biased")
 _LINEAR = either(_BIASED, _PRODUCT)
 
 
-def _residual() -> tuple[Pattern, ...]:
-    """Scale before the transpose, behind it, or no transpose at all; the residual in either layout."""
-    before = op("Mul", _LINEAR, const("scale"))
-    moved = either(op("Mul", op("Transpose", _LINEAR, out="moved"), const("plane_scale")), op("Transpose", before, out="moved"))
-    return (op("Add", moved, tensor("residual")), op("Add", before, tensor("residual")))
-
-
-_SCALED = _residual()
+# Scale before the transpose, behind it, or no transpose at all; the residual in either layout.
+_BEFORE = op("Mul", _LINEAR, const("scale"))
+_MOVED = either(op("Mul", op("Transpose", _LINEAR, out="moved"), const("plane_scale")), op("Transpose", _BEFORE, out="moved"))
 _OPS = {"erf": "LinearGelu", "tanh": "LinearGeluTanh", "quick": "LinearQuickGelu", "silu": "LinearSilu", "relu": "LinearRelu"}
 
 
@@ -43,7 +38,8 @@ class LinearEpilogue(Fusion):
     needs = ("gelu", "silu")
     anchor = "MatMul"
     patterns = (
-        *_SCALED,
+        op("Add", _MOVED, tensor("residual")),
+        op("Add", _BEFORE, tensor("residual")),
         either(*(canonical(kind.op, _LINEAR) for kind in gelus.KINDS.values()), canonical("Silu", _LINEAR), op("Relu", _LINEAR)),
     )
 
