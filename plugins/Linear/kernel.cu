@@ -88,6 +88,8 @@ cudaError_t choose(OnnxfuseLinear& p)
         p.stages = p.tile_rows == 128 ? 3 : 4;
     if (p.split == 0)
         p.split = 1;
+    if (!has_tensor_cores())
+        return cudaErrorInvalidConfiguration;
     int const bytes = shared_bytes(p);
     if (bytes < 0 || p.stages < 2 || p.stages > 4 || (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8))
         return cudaErrorInvalidValue;

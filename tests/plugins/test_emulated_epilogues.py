@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from onnxfuse import plugins
@@ -163,3 +164,16 @@ def test_bad_arguments_are_refused(launchers: Any) -> None:
     assert group_norm(groups=3) == bad
     assert group_norm(threads=33) == bad
     assert group_norm(pixels=0, input=None) == kernels.SUCCESS
+
+
+def test_what_an_older_gpu_cannot_run_is_refused(launchers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turing lacks the instructions of the products, and its kernels would do nothing; the convolution has float32 units."""
+    monkeypatch.setenv("ONNXFUSE_EMULATED_MAJOR", "7")
+    for tactic in ({}, {"tile_rows": 64, "tile_columns": 64}, {"hopper": 1, "tile_columns": 128}):
+        problem, _, _ = Linear(tactic=tactic).make(1, np.float16, np.random.default_rng(0))
+        assert launchers.supported(problem) != kernels.SUCCESS
+    check(launchers, Depthwise("float16", 1, 7, 7, 32))
+    check(launchers, GroupNorm("float16", 1, 64, 8, 600))
+    monkeypatch.setenv("ONNXFUSE_EMULATED_MAJOR", "8")
+    check(launchers, Linear("bfloat16", 33, 72, 72, "gelu"))
+    check(launchers, Depthwise("bfloat16", 1, 7, 7, 64))
