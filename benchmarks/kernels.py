@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
+from benchmarks.epilogue_cases import epilogues
 from benchmarks.kernel_cases import CASES, CODES, FEW, Case
 from benchmarks.recurrence_cases import recurrences
 from onnxfuse import gpus, plugins
@@ -113,7 +114,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 def _cases(library: ctypes.CDLL, dtype: str, options: argparse.Namespace) -> Iterator[Case]:
-    for cases in (*CASES, recurrences):
+    for cases in (*CASES, recurrences, epilogues):
         for case in cases(library, dtype, options.threads and dtype == "float16"):
             if options.only in case.kernel and case.shape.size in options.size:
                 yield case

@@ -36,10 +36,20 @@ COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    "DepthwiseConvLayerNormLast": ("DepthwiseConvLayerNorm", {"channels_last": 1}),
+    "FilmGroupNormSilu": ("GroupNormSilu", {"film": 1}),
+    "LinearGelu": ("Linear", {"activation": "gelu"}),
+    "LinearGeluTanh": ("Linear", {"activation": "gelu_tanh"}),
+    "LinearQuickGelu": ("Linear", {"activation": "gelu_quick"}),
+    "LinearRelu": ("Linear", {"activation": "relu"}),
+    "LinearResidual": ("Linear", {"residual": 1}),
+    "LinearSilu": ("Linear", {"activation": "silu"}),
     **recurrence.CREATORS,
 }
 # Its plugins' kernels are generated: each node carries its own.
 GENERATED = "Elementwise"
+# Creators whose plugins take float16 and bfloat16 alone: a node that stayed in float32 is spelled out again.
+HALF_ALONE = frozenset({"Linear"})
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
 # GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
@@ -48,6 +58,9 @@ NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
     "Gelu": ("Gelu", {"approximate": "none"}),
     "GeluTanh": ("Gelu", {"approximate": "tanh"}),
 }
+
+
+_APART = "InFloat32"
 
 
 def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, Plan] | None = None) -> bytes:
@@ -65,6 +78,7 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     model = read(path)
     for graph in _all_graphs(model):
         _make_native(graph.node)
+    _set_float32_apart(model)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
     plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
@@ -89,6 +103,20 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     if not used:
         _forget_domain(model)
     return bytes(model.SerializeToString())
+
+
+def _set_float32_apart(model: onnx.ModelProto) -> None:
+    """Gives the float32 nodes of HALF_ALONE an op type of their own, with the same function, that no plugin executes."""
+    apart = set()
+    for node in _nodes(model):
+        half_alone = node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE
+        if half_alone and any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute):
+            apart.add(node.op_type)
+            node.op_type += _APART
+    for function in [function for function in model.functions if function.domain == DOMAIN and function.name in apart]:
+        copy = model.functions.add()
+        copy.CopyFrom(function)
+        copy.name += _APART
 
 
 def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:

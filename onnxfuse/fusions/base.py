@@ -93,6 +93,8 @@ class Fusion:
     kind: Kind
     # Canonical fusions that this one is built on.
     needs: tuple[str, ...] = ()
+    # Fusions at whose border nothing is left to convert where both are fused: policy measure tries them together first.
+    belongs_with: tuple[str, ...] = ()
     # Folding that costs nothing and is never measured: the policy `proven` always does it.
     free: bool = False
     # Tried in this order, the larger first.

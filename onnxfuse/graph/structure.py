@@ -22,6 +22,8 @@ _OWN_ATTRIBUTES = {
     "epsilon": AttributeProto.FLOAT,
     "expression": AttributeProto.STRING,
     "grouped_shape": AttributeProto.TENSOR,
+    "channels": AttributeProto.INT,
+    "pads": AttributeProto.INTS,
     "hidden_size": AttributeProto.INT,
     "linear_before_reset": AttributeProto.INT,
     "num_groups": AttributeProto.INT,

@@ -44,6 +44,7 @@ struct Block
 {
     dim3 index;
     Group all;
+    Group first; // 128 threads
     Group* cluster = nullptr;
     std::vector<unsigned char> shared;
 };
@@ -102,6 +103,12 @@ void wait_for_block()
     wait(current->block->all);
 }
 
+void wait_for_group()
+{
+    current->block->first.size = 128;
+    wait(current->block->first);
+}
+
 void wait_for_warp()
 {
     wait(*current->warp);
@@ -138,7 +145,12 @@ Gift const* gather(Gift const& mine)
 unsigned char* dynamic_shared()
 {
     auto const start = reinterpret_cast<uintptr_t>(current->block->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128);
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024);
+}
+
+int cluster_size()
+{
+    return blocks_of_cluster;
 }
 
 unsigned char* remote_shared(unsigned char* here, int rank)
@@ -147,7 +159,7 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     Block* const first = mine - (mine - blocks.data()) % blocks_of_cluster;
     Block* const other = first + rank;
     auto const start = reinterpret_cast<uintptr_t>(other->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024) + (here - dynamic_shared());
 }
 
 bool in_own_shared(unsigned char const* p)
@@ -260,7 +272,7 @@ void run(Launch const& launch, std::function<void()> const& thread)
             {
                 blocks.emplace_back();
                 blocks.back().index = dim3(x, y, z);
-                blocks.back().shared.assign(launch.shared_bytes + 127, 0xff); // nobody may count on zeros
+                blocks.back().shared.assign(launch.shared_bytes + 1023, 0xff); // nobody may count on zeros
                 if (!together)
                 {
                     run_blocks();
@@ -284,9 +296,9 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
 {
     switch (attribute)
     {
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = std::getenv("ONNXFUSE_EMULATED_MAJOR") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_MAJOR")) : 9; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 40 * 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = std::getenv("ONNXFUSE_EMULATED_SHARED") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SHARED")) : 40 * 1024; break;
     default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
     }
     return cudaSuccess;
