@@ -1,6 +1,8 @@
 #include "emulator.h"
 
+#include <cstdlib>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include <ucontext.h>
@@ -18,6 +20,7 @@ struct Group
     int arrived = 0;
     int generation = 0;
     float slots[32] = {};
+    Gift gifts[32] = {};
 
     void release_if_all()
     {
@@ -27,6 +30,20 @@ struct Group
             ++generation;
         }
     }
+    void leave()
+    {
+        --size;
+        if (size > 0)
+            release_if_all();
+    }
+};
+
+struct Block
+{
+    dim3 index;
+    Group all;
+    Group* cluster = nullptr;
+    std::vector<unsigned char> shared;
 };
 
 struct Thread
@@ -35,6 +52,7 @@ struct Thread
     std::unique_ptr<char[]> stack;
     dim3 index;
     int lane = 0;
+    Block* block = nullptr;
     Group* warp = nullptr;
     bool done = false;
 };
@@ -43,14 +61,11 @@ constexpr size_t kStack = 64 * 1024;
 ucontext_t scheduler;
 std::vector<Thread> threads;
 std::vector<Group> warps;
-Group block;
+std::vector<Group> clusters;
+std::vector<Block> blocks;
 Thread* current = nullptr;
 std::function<void()> const* body = nullptr;
-
-void yield()
-{
-    swapcontext(&current->context, &scheduler);
-}
+int blocks_of_cluster = 1;
 
 void wait(Group& group)
 {
@@ -65,24 +80,35 @@ void enter()
 {
     (*body)();
     current->done = true;
-    for (Group* group : {current->warp, &block})
-    {
-        --group->size;
-        if (group->size > 0)
-            group->release_if_all();
-    }
+    for (Group* group : {current->warp, &current->block->all, current->block->cluster})
+        group->leave();
     yield();
 }
 } // namespace
 
+void yield()
+{
+    swapcontext(&current->context, &scheduler);
+}
+
 void wait_for_block()
 {
-    wait(block);
+    wait(current->block->all);
 }
 
 void wait_for_warp()
 {
     wait(*current->warp);
+}
+
+void wait_for_cluster()
+{
+    wait(*current->block->cluster);
+}
+
+int lane()
+{
+    return current->lane;
 }
 
 float exchange(float value, int lane_mask)
@@ -95,22 +121,54 @@ float exchange(float value, int lane_mask)
     return result;
 }
 
-static void run_block()
+Gift const* gather(Gift const& mine)
 {
-    int const count = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+    Group& warp = *current->warp;
+    warp.gifts[current->lane] = mine;
+    wait(warp);
+    return warp.gifts;
+}
+
+unsigned char* dynamic_shared()
+{
+    auto const start = reinterpret_cast<uintptr_t>(current->block->shared.data());
+    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128);
+}
+
+unsigned char* remote_shared(unsigned char* here, int rank)
+{
+    Block* const mine = current->block;
+    Block* const first = mine - (mine - blocks.data()) % blocks_of_cluster;
+    Block* const other = first + rank;
+    auto const start = reinterpret_cast<uintptr_t>(other->shared.data());
+    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
+}
+
+// Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
+// chance, so that none can count on another's pace.
+static void run_blocks()
+{
+    int const each = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
+    int const count = each * static_cast<int>(blocks.size());
+    int const warps_each = (each + 31) / 32;
     if (static_cast<int>(threads.size()) < count)
         threads.resize(count);
-    warps.assign((count + 31) / 32, Group{});
-    block = Group{};
-    block.size = count;
+    warps.assign(warps_each * blocks.size(), Group{});
+    clusters.assign((blocks.size() + blocks_of_cluster - 1) / blocks_of_cluster, Group{});
     for (int i = 0; i < count; ++i)
     {
         Thread& thread = threads[i];
+        int const number = i / each, within = i % each;
+        Block& block = blocks[number];
+        block.cluster = &clusters[number / blocks_of_cluster];
+        ++block.all.size;
+        ++block.cluster->size;
         if (!thread.stack)
             thread.stack.reset(new char[kStack]);
-        thread.index = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
-        thread.lane = i % 32;
-        thread.warp = &warps[i / 32];
+        thread.index = dim3(within % blockDim.x, within / blockDim.x % blockDim.y, within / (blockDim.x * blockDim.y));
+        thread.lane = within % 32;
+        thread.block = &block;
+        thread.warp = &warps[number * warps_each + within / 32];
         thread.done = false;
         ++thread.warp->size;
         getcontext(&thread.context);
@@ -118,36 +176,54 @@ static void run_block()
         thread.context.uc_stack.ss_size = kStack;
         makecontext(&thread.context, enter, 0);
     }
+    static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
     {
         for (int i = 0; i < count; ++i)
         {
+            if (i % 32 == 0 && blocks.size() > 1 && chance() % 4 == 0)
+            {
+                i += 31;
+                continue;
+            }
             if (threads[i].done)
                 continue;
             current = &threads[i];
             threadIdx = current->index;
+            blockIdx = current->block->index;
             swapcontext(&scheduler, &current->context);
             left -= current->done;
         }
     }
 }
 
-void run(dim3 grid, dim3 block_size, std::function<void()> const& thread)
+void run(Launch const& launch, std::function<void()> const& thread)
 {
     body = &thread;
-    gridDim = grid;
-    blockDim = block_size;
-    for (unsigned z = 0; z < grid.z; ++z)
+    gridDim = launch.grid;
+    blockDim = launch.block;
+    blocks_of_cluster = launch.cluster;
+    bool const together = launch.cluster > 1 || launch.cooperative;
+    blocks.clear();
+    for (unsigned z = 0; z < launch.grid.z; ++z)
     {
-        for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned y = 0; y < launch.grid.y; ++y)
         {
-            for (unsigned x = 0; x < grid.x; ++x)
+            for (unsigned x = 0; x < launch.grid.x; ++x)
             {
-                blockIdx = dim3(x, y, z);
-                run_block();
+                blocks.emplace_back();
+                blocks.back().index = dim3(x, y, z);
+                blocks.back().shared.assign(launch.shared_bytes + 127, 0xff); // nobody may count on zeros
+                if (!together)
+                {
+                    run_blocks();
+                    blocks.clear();
+                }
             }
         }
     }
+    if (together)
+        run_blocks();
 }
 } // namespace emulator
 
@@ -157,8 +233,19 @@ extern "C" cudaError_t cudaGetDevice(int* device)
     *device = 0;
     return cudaSuccess;
 }
-extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int)
+extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int)
 {
-    *value = 2;
+    switch (attribute)
+    {
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (std::getenv("ONNXFUSE_EMULATED_SHARED") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SHARED")) : 40 * 1024); break;
+    default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
+    }
+    return cudaSuccess;
+}
+extern "C" cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t)
+{
+    std::memset(to, value, count);
     return cudaSuccess;
 }

@@ -2,7 +2,9 @@
 // barriers and shuffles. Slow and exact: it lets kernels be checked where there is no GPU.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 
@@ -12,19 +14,48 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __noinline__
+#define ONNXFUSE_EMULATED
 
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 #include <vector_types.h>
 
+using std::max;
+using std::min;
+
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator
 {
-void run(dim3 grid, dim3 block, std::function<void()> const& thread);
+// One block after the other, or all at once: those of clusters (of that many blocks along x), and those that wait for each other.
+struct Launch
+{
+    dim3 grid;
+    dim3 block;
+    int cluster = 1;
+    bool cooperative = false;
+    size_t shared_bytes = 0;
+};
+void run(Launch const& launch, std::function<void()> const& thread);
+void yield();
 void wait_for_block();
 void wait_for_warp();
+void wait_for_cluster();
+int lane();
 float exchange(float value, int lane_mask);
+
+// What each lane of the warp gives, for all to see until the next wait_for_warp().
+struct Gift
+{
+    uint32_t words[6];
+};
+Gift const* gather(Gift const& mine);
+
+unsigned char* dynamic_shared();
+// The same place in the dynamic shared memory of the block of that rank in the cluster.
+unsigned char* remote_shared(unsigned char* here, int rank);
 } // namespace emulator
 
 inline void __syncthreads()
@@ -38,6 +69,26 @@ inline void __syncwarp()
 inline float __shfl_xor_sync(unsigned, float value, int lane_mask)
 {
     return emulator::exchange(value, lane_mask);
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int source)
+{
+    static_assert(sizeof(T) == 4);
+    emulator::Gift gift{};
+    std::memcpy(gift.words, &value, 4);
+    T result;
+    std::memcpy(&result, emulator::gather(gift)[source].words, 4);
+    emulator::wait_for_warp();
+    return result;
+}
+inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int lane_mask)
+{
+    return __shfl_sync(mask, value, emulator::lane() ^ lane_mask);
+}
+template <typename T>
+T __ldcg(T const* p)
+{
+    return *p;
 }
 inline float __uint_as_float(unsigned bits)
 {
@@ -64,6 +115,31 @@ inline float __fdividef(float a, float b)
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...), Arguments const&... arguments)
 {
-    emulator::run(config->gridDim, config->blockDim, [&] { kernel(arguments...); });
+    emulator::Launch launch{config->gridDim, config->blockDim};
+    launch.shared_bytes = config->dynamicSmemBytes;
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+    {
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            launch.cluster = static_cast<int>(config->attrs[i].val.clusterDim.x);
+        launch.cooperative = launch.cooperative || config->attrs[i].id == cudaLaunchAttributeCooperative;
+    }
+    emulator::run(launch, [&] { kernel(arguments...); });
+    return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int)
+{
+    return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, Kernel, cudaLaunchConfig_t const*)
+{
+    *count = 30;
+    return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Kernel, int, size_t)
+{
+    *count = 2;
     return cudaSuccess;
 }

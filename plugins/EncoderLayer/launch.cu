@@ -1,0 +1,334 @@
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../common/launch.cuh"
+#include "kernels.h"
+#include "pack.cuh"
+
+namespace onnxfuse::encoder
+{
+namespace
+{
+using Problem = OnnxfuseEncoder;
+
+template <typename Act>
+cudaError_t with_half(int dtype, Act act)
+{
+    switch (static_cast<Dtype>(dtype))
+    {
+    case Dtype::kFloat16: return act(Type<__half>{});
+    case Dtype::kBfloat16: return act(Type<__nv_bfloat16>{});
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+// Where the parts of a packed layer lie, in bytes.
+struct Packed
+{
+    int64_t weights[kProducts], vectors[kProducts], total;
+};
+Packed packed_of(Problem const& p)
+{
+    int64_t const n[kProducts] = {3 * int64_t{p.width}, p.width, p.inner, p.width}, k[kProducts] = {p.width, p.width, p.width, p.inner};
+    Packed packed{};
+    auto take = [&](int64_t bytes) {
+        int64_t const at = packed.total;
+        packed.total += (bytes + 255) / 256 * 256;
+        return at;
+    };
+    for (int f = 0; f < kProducts; ++f)
+        packed.weights[f] = take(n[f] * k[f] * 2);
+    for (int f = 0; f < kProducts; ++f)
+        packed.vectors[f] = take(3 * n[f] * 4);
+    return packed;
+}
+
+struct Places
+{
+    int64_t outer, middle, qkv, context, inner, statistics[2], count, total;
+};
+Places lay_out(Problem const& p, Plan const& plan)
+{
+    Places places{};
+    auto take = [&](int64_t bytes) {
+        int64_t const at = places.total;
+        places.total += (bytes + 255) / 256 * 256;
+        return at;
+    };
+    int64_t const rows = plan.rows;
+    places.count = take(256);
+    places.outer = take(rows * p.width * 2);
+    places.middle = take(rows * p.width * 2);
+    places.qkv = take(rows * 3 * p.width * 2);
+    places.context = take(rows * p.width * 2);
+    places.inner = take(rows * p.inner * 2);
+    places.statistics[0] = take(rows * plan.product[kProjection].slices * 8);
+    places.statistics[1] = take(rows * plan.product[kOuter].slices * 8);
+    return places;
+}
+
+cudaError_t check(Problem const& p)
+{
+    int const head = p.heads > 0 && p.width % p.heads == 0 ? p.width / p.heads : 0;
+    bool const sound = p.layers >= 1 && p.batch >= 1 && p.sequence >= 1 && p.sequence <= 512 && p.width >= 64 && p.width <= 1024 && p.width % 64 == 0
+        && p.inner >= 64 && p.inner % 64 == 0 && p.inner <= 8192 && head > 0 && p.activation >= 0 && p.activation <= 2 && p.epsilon >= 0.0f
+        && p.mask_type >= 0 && p.mask_type <= 3 && (p.mask_type == 0 || p.mask) && p.barrier >= 0 && p.barrier <= 3
+        && (p.pre_norm || p.final_gamma) && !p.final_gamma == !p.final_beta && int64_t{p.batch} * ceil_of(p.sequence, 16) * 16 <= 8192;
+    if (!sound)
+        return cudaErrorInvalidValue;
+    return head == 32 || head == 64 || head == 128 ? cudaSuccess : cudaErrorNotSupported;
+}
+
+cudaLaunchAttribute cluster_attribute(int size)
+{
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(size);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
+template <typename T>
+cudaError_t choose(Problem const& p, Plan& plan)
+{
+    if (cudaError_t const status = check(p); status != cudaSuccess)
+        return status;
+    int device = 0, major = 0, shared_bytes = 0, clusters = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess)
+        return status;
+    if (major != 9)
+        return cudaErrorNotSupported;
+    // All of the shared memory, so that a multiprocessor has one block.
+    status = cudaFuncSetAttribute(encode_kernel<T>(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (status != cudaSuccess)
+        return status;
+    int const cluster = p.cluster ? p.cluster : 4;
+    cudaLaunchAttribute attribute = cluster_attribute(cluster);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    status = cudaOccupancyMaxActiveClusters(&clusters, encode_kernel<T>(), &config);
+    if (status != cudaSuccess)
+        return status;
+    if (clusters < 1)
+        return cudaErrorCooperativeLaunchTooLarge;
+    clusters = std::min(clusters, 132);
+    if (p.clusters)
+        clusters = std::min(clusters, p.clusters);
+    Wishes wishes{};
+    std::copy(p.parts, p.parts + kProducts, wishes.parts);
+    std::copy(p.blocks, p.blocks + kProducts, wishes.blocks);
+    wishes.per = p.per;
+    wishes.stages = p.stages;
+    return make_plan(p.batch, p.sequence, p.width, p.inner, cluster, clusters, shared_bytes, wishes, plan) ? cudaSuccess : cudaErrorNotSupported;
+}
+
+cudaError_t choose_any(Problem const& p, Plan& plan)
+{
+    return with_half(p.dtype, [&](auto type) { return choose<typename decltype(type)::type>(p, plan); });
+}
+
+template <typename T>
+cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace, cudaStream_t stream)
+{
+    Places const places = lay_out(p, plan);
+    Packed const packed = packed_of(p);
+    Args<T> args{};
+    args.plan = plan;
+    args.x = static_cast<T const*>(p.x);
+    args.y = static_cast<T*>(p.y);
+    args.outer = workspace + places.outer;
+    args.middle = workspace + places.middle;
+    args.qkv = workspace + places.qkv;
+    args.context = workspace + places.context;
+    args.inner = workspace + places.inner;
+    for (int i = 0; i < 2; ++i)
+        args.statistics[i] = reinterpret_cast<float2*>(workspace + places.statistics[i]);
+    args.weights = static_cast<unsigned char const*>(p.packed);
+    args.layer_bytes = packed.total;
+    std::copy(packed.weights, packed.weights + kProducts, args.weight_at);
+    std::copy(packed.vectors, packed.vectors + kProducts, args.vector_at);
+    args.final_gamma = p.final_gamma;
+    args.final_beta = p.final_beta;
+    args.mask = p.mask;
+    args.mask_type = p.mask_type;
+    args.mask_batch = p.mask_batch;
+    args.mask_head = p.mask_head;
+    args.mask_row = p.mask_row;
+    args.layers = p.layers;
+    args.batch = p.batch;
+    args.sequence = p.sequence;
+    args.width = p.width;
+    args.inner_width = p.inner;
+    args.heads = p.heads;
+    args.before = p.pre_norm;
+    args.first_norm = p.first_norm;
+    args.activation = p.activation;
+    args.epsilon = p.epsilon;
+    args.scale_log2 = p.scale * 1.44269504f;
+    args.count = p.counters ? p.counters : reinterpret_cast<unsigned*>(workspace + places.count);
+    args.barrier = p.barrier;
+    args.restore = p.restore;
+    args.skip = p.skip;
+    args.profile = p.profile;
+    args.fault = p.fault;
+    if (!p.restore)
+    {
+        if (cudaError_t const status = cudaMemsetAsync(args.count, 0, 8, stream); status != cudaSuccess)
+            return status;
+    }
+    cudaLaunchAttribute attributes[2] = {cluster_attribute(plan.cluster), {}};
+    // Blocks wait for each other: refused, rather than hung, where they would not all be resident.
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(plan.cluster * plan.clusters));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = static_cast<size_t>(plan.shared.total);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return cudaLaunchKernelEx(&config, encode_kernel<T>(), args);
+}
+
+template <typename T>
+cudaError_t pack_one(Linear<T> const& linear, OnnxfuseNorm const& norm, int k, int n, int first, int all, unsigned char* weights, float* vectors,
+    bool residual, cudaStream_t stream)
+{
+    PackArgs<T> args{};
+    args.linear = linear;
+    args.gamma = static_cast<T const*>(norm.gamma);
+    args.beta = static_cast<T const*>(norm.beta);
+    args.k = k;
+    args.n = n;
+    args.first = first;
+    args.all = all;
+    args.to = reinterpret_cast<uint4*>(weights);
+    args.shift = vectors;
+    args.sums = vectors + all;
+    cudaLaunchConfig_t config{};
+    config.blockDim = dim3(256);
+    config.stream = stream;
+    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_of(k / 8 * n, 256), 1024)));
+    PackArgs<T> plain = args;
+    if (residual)
+        plain.gamma = plain.beta = nullptr;
+    cudaError_t status = cudaLaunchKernelEx(&config, pack_weights<T>, plain);
+    if (status != cudaSuccess)
+        return status;
+    config.gridDim = dim3(static_cast<unsigned>(ceil_of(n, 256)));
+    if (residual)
+        return cudaLaunchKernelEx(&config, pack_residual<T>, linear.bias, args.gamma, args.beta, n, vectors);
+    return cudaLaunchKernelEx(&config, pack_vectors<T>, plain);
+}
+
+template <typename T>
+Linear<T> linear_of(OnnxfuseLinear const& given)
+{
+    return {static_cast<T const*>(given.weights), given.k_stride, given.n_stride, static_cast<T const*>(given.bias)};
+}
+
+template <typename T>
+cudaError_t pack(Problem const& p, OnnxfuseEncoderLayer const& layer, unsigned char* to, cudaStream_t stream)
+{
+    Packed const packed = packed_of(p);
+    auto vectors = [&](int f) { return reinterpret_cast<float*>(to + packed.vectors[f]); };
+    // Pre-norm: what enters a sum is as it lies.
+    OnnxfuseNorm const none{}, at_projection = p.pre_norm ? none : layer.before_qkv, at_outer = p.pre_norm ? none : layer.before_inner;
+    OnnxfuseLinear const* const parts[3] = {&layer.query, &layer.key, &layer.value};
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < 3 && status == cudaSuccess; ++i)
+        status = pack_one<T>(linear_of<T>(*parts[i]), layer.before_qkv, p.width, p.width, i * p.width, 3 * p.width, to + packed.weights[kQkv], vectors(kQkv), false, stream);
+    if (status == cudaSuccess)
+        status = pack_one<T>(linear_of<T>(layer.projection), at_projection, p.width, p.width, 0, p.width, to + packed.weights[kProjection], vectors(kProjection), true, stream);
+    if (status == cudaSuccess)
+        status = pack_one<T>(linear_of<T>(layer.inner), layer.before_inner, p.width, p.inner, 0, p.inner, to + packed.weights[kInner], vectors(kInner), false, stream);
+    if (status == cudaSuccess)
+        status = pack_one<T>(linear_of<T>(layer.outer), at_outer, p.inner, p.width, 0, p.width, to + packed.weights[kOuter], vectors(kOuter), true, stream);
+    return status;
+}
+} // namespace
+} // namespace onnxfuse::encoder
+
+extern "C" size_t onnxfuse_encoder_packed(OnnxfuseEncoder const* problem)
+{
+    using namespace onnxfuse::encoder;
+    return problem && check(*problem) == cudaSuccess ? static_cast<size_t>(packed_of(*problem).total) : 0;
+}
+
+extern "C" int onnxfuse_encoder_pack(OnnxfuseEncoder const* problem, OnnxfuseEncoderLayer const* layer, void* to, void* stream)
+{
+    using namespace onnxfuse::encoder;
+    if (!problem || !layer || !to)
+        return cudaErrorInvalidValue;
+    if (cudaError_t const status = check(*problem); status != cudaSuccess)
+        return status;
+    return with_half(problem->dtype, [&](auto type) {
+        return pack<typename decltype(type)::type>(*problem, *layer, static_cast<unsigned char*>(to), static_cast<cudaStream_t>(stream));
+    });
+}
+
+extern "C" size_t onnxfuse_encoder_workspace(OnnxfuseEncoder const* problem)
+{
+    using namespace onnxfuse::encoder;
+    Plan plan;
+    return problem && choose_any(*problem, plan) == cudaSuccess ? static_cast<size_t>(lay_out(*problem, plan).total) : 0;
+}
+
+extern "C" int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, int64_t* numbers, int most)
+{
+    using namespace onnxfuse::encoder;
+    Plan plan;
+    if (!problem)
+        return -cudaErrorInvalidValue;
+    if (cudaError_t const status = choose_any(*problem, plan); status != cudaSuccess)
+        return -status;
+    Places const at = lay_out(*problem, plan);
+    int64_t const all[] = {plan.cluster, plan.clusters, plan.padded, plan.rows, plan.shared.total, plan.shared.ring, plan.shared.sums, at.outer,
+        at.middle, at.qkv, at.context, at.inner, at.statistics[0], at.statistics[1]};
+    int count = 0;
+    auto give = [&](int64_t v) {
+        if (count < most)
+            numbers[count] = v;
+        ++count;
+    };
+    for (int64_t v : all)
+        give(v);
+    for (ProductPlan const& p : plan.product)
+    {
+        for (int v : {p.slices, p.groups, p.parts, p.blocks, p.passes, p.wide, p.stages, p.per})
+            give(v);
+    }
+    return count;
+}
+
+extern "C" int onnxfuse_launch_encoder(OnnxfuseEncoder const* problem, void* workspace, size_t bytes, void* stream)
+{
+    using namespace onnxfuse;
+    using namespace onnxfuse::encoder;
+    if (!problem)
+        return cudaErrorInvalidValue;
+    Problem const& p = *problem;
+    Plan plan;
+    if (cudaError_t const status = choose_any(p, plan); status != cudaSuccess)
+        return status;
+    if (!p.x || !p.y || !p.packed || !workspace)
+        return cudaErrorInvalidValue;
+    if (bytes < static_cast<size_t>(lay_out(p, plan).total))
+        return cudaErrorMemoryAllocation;
+    if (!aligned(16, p.x, p.y, p.final_gamma, p.final_beta) || !aligned(256, p.packed, workspace))
+        return cudaErrorMisalignedAddress;
+    return with_half(p.dtype, [&](auto type) {
+        return launch<typename decltype(type)::type>(p, plan, static_cast<unsigned char*>(workspace), static_cast<cudaStream_t>(stream));
+    });
+}
