@@ -17,7 +17,7 @@ def HOST_CASES(case):
     a("ring of three", B=1, S=70, F=512, stages=3)
     a("ring of three, passes", B=4, S=90, F=512, stages=3, clusters=2, D=64, H=2, L=2)
     a("passes, whole", B=4, S=90, F=256, clusters=2, D=64, H=2, L=2)
-    a("passes, parts", B=4, S=90, F=256, clusters=2, D=64, H=2, L=2, parts=(2, 2, 2, 4), stages=3)
+    a("passes, parts", B=8, S=90, F=256, clusters=3, L=2, parts=(2, 2, 2, 4), stages=3)
     a("per 1", B=1, S=70, F=512, per=1)
     a("per 3", B=1, S=70, F=512, per=3)
     a("padding mask", B=3, S=21, mask="padding")

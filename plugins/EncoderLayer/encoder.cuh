@@ -185,8 +185,8 @@ private:
             unsigned const wanted = ++round_ * gridDim.x * arrivals();
             if (a_.barrier == 2)
             {
-                if (lane_ == 0)
-                    wait_count(a_.count, wanted, patience_, 100 + step_ % 5);
+                // All lanes: where one alone waits, the compiler no longer believes that a warp goes together.
+                wait_count(a_.count, wanted, patience_, 100 + step_ % 5);
                 __syncwarp();
             }
             else
@@ -208,6 +208,7 @@ private:
             __syncwarp();
             if (lane_ == 0)
                 count_release(a_.count);
+            __syncwarp();
         }
         else if (a_.barrier == 3)
         {
