@@ -15,7 +15,7 @@ def HOST_CASES(case):
     for barrier in (1, 2, 3):
         a(f"barrier {barrier}", B=1, S=32, barrier=barrier, restore=1)
     a("ring of three", B=1, S=70, F=512, stages=3)
-    a("ring of three, passes", B=4, S=90, F=512, stages=3, clusters=2, D=64, H=2, L=2)
+    a("ring of three, passes", B=4, S=90, F=256, stages=3, clusters=2, D=64, H=2, L=2)
     a("passes, whole", B=4, S=90, F=256, clusters=2, D=64, H=2, L=2)
     a("passes, parts", B=8, S=90, F=256, clusters=3, L=2, parts=(2, 2, 2, 4), stages=3)
     a("per 1", B=1, S=70, F=512, per=1)
@@ -33,7 +33,7 @@ def HOST_CASES(case):
     a("400 keys", B=1, S=400, H=2)
     a("400 keys, heads of 32", B=1, S=400, L=1)
     a("width 192", D=192, F=448, H=6, B=1, S=33, clusters=5)
-    a("three clusters", D=192, F=768, H=3, B=2, S=33, clusters=5, parts=(2, 1, 2, 4))
+    a("three clusters", D=192, F=384, H=3, B=2, S=33, clusters=5, parts=(2, 1, 2, 4))
     a("bert itself, 1x128", L=1, D=768, F=3072, H=12, S=128, clusters=30)
     a("MiniLM itself, 1x32", L=1, D=384, F=1536, H=12, S=32, clusters=30)
     a("ViT-S itself, 1x197", L=1, D=384, F=1536, H=6, S=197, clusters=30, pre=1, final=True)

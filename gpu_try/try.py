@@ -205,7 +205,7 @@ def main():
                     print(("ok   " if d["ok"] else "BAD  ") + d["name"], f"{d['us']:.1f} us" if "us" in d else "", " ".join(f"{n} {e:.1e}" for n, e in d.get("err", {}).items()), "" if d.get("same_again", True) and d.get("same_after_timing", True) else "NOT THE SAME AGAIN", json.dumps({n: v for n, v in d.items() if n in ("first", "refused")}) if not d["ok"] else "", json.dumps(d["phase_clocks"]) if "phase_clocks" in d else "", d.get("s"), flush=True)
                     json.dump(results, open(os.path.join(out, "encoder.json"), "w"), indent=1)
             shown = len(lines)
-            if time.time() - last[0] > 12 or time.time() - start > budget: child.kill()
+            if time.time() - last[0] > (12 if results else 25) or time.time() - start > budget: child.kill()
         child.wait(); th.join()
         if i <= at and i < len(cases):
             results.append(dict(case=at, name=cases[at]["name"], ok=False, crashed=f"status {child.returncode}", said=other[-6:])); print("BAD ", cases[at]["name"], "crashed or hung:", child.returncode, " | ".join(other[-3:]), flush=True); i = at + 1
