@@ -18,8 +18,10 @@ _OWN_ATTRIBUTES = {
     "axis": AttributeProto.INT,
     "dtype": AttributeProto.INT,
     "epsilon": AttributeProto.FLOAT,
+    "grouped": AttributeProto.INTS,
     "grouped_shape": AttributeProto.TENSOR,
     "num_groups": AttributeProto.INT,
+    "scale": AttributeProto.FLOAT,
 }
 _UNCHECKED = "onnxfuse.deprecated"  # a domain that the checker does not know
 
