@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import shlex
 import sys
 import time
@@ -62,9 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--samples", type=int, default=SAMPLES, help=f"samples of each engine (default: {SAMPLES}; fewer are marked)")
     add("--others", nargs="*", default=list(OTHERS), choices=OTHERS, help="what else to time (default: both)")
     add("--skip-extras", action="store_const", dest="others", const=[], help="time nothing else: the same as --others alone")
-    add("--budget", type=float, default=0, metavar="MINUTES", help="start no row after so many minutes, and no candidate of a search")
-    add("--search-minutes", type=float, default=15, metavar="MINUTES", help="policy measure: start no candidate of a row after so long")
-    add("--row-timeout", type=float, default=1800, metavar="SECONDS", help="give a row up after so long")
+    add("--budget", type=_time, default=0, metavar="MINUTES", help="start no row after so many minutes, and no candidate of a search")
+    add("--search-minutes", type=_time, default=15, metavar="MINUTES", help="policy measure: start no candidate of a row after so long")
+    add("--row-timeout", type=_time, default=1800, metavar="SECONDS", help="give a row up after so long")
     add("--resume", action="store_true", help="leave out rows that the file has from this commit, driver and TensorRT")
     add("--repeat", action="store_true", help="measure rows of the file once more, and write beside them whether the verdicts agree")
     add("--out", type=Path, default=results.FOLDER, metavar="FOLDER", help="where the results file is")
@@ -81,6 +82,17 @@ def _policy(text: str) -> str:
     if text not in POLICIES and text not in {f"only:{name}" for name in NAMES}:
         raise argparse.ArgumentTypeError(f"{text}: give {', '.join(POLICIES)}, or only:FUSION with one of {', '.join(NAMES)}")
     return text
+
+
+def _time(text: str) -> float:
+    """A time of any unit: finite, and not negative."""
+    try:
+        length = float(text)
+    except ValueError:
+        length = math.nan
+    if not 0 <= length < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: no time; give a number, as in 15")
+    return length
 
 
 def _run(arguments: argparse.Namespace, command: str) -> int:

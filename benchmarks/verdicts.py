@@ -35,6 +35,8 @@ def verdicts(data: results.Results) -> Iterator[Verdict]:
 
 def _alone(fusion: str, row: results.Row, machine: Mapping[str, Any]) -> Iterator[Verdict]:
     for rows, width in sorted({shape_class(shape) for shape in row["site_shapes"].get(fusion, ())}):
+        if not rows or not width:
+            continue  # of a symbolic shape: a search says what it measured
         yield Verdict(
             fusion=fusion,
             model=row["name"],

@@ -7,7 +7,11 @@ import sys
 def _forget_current_folder() -> None:
     """`python -m` lets modules in the current folder come first: a file called numpy.py that lies beside a model must not be run."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path and os.path.realpath(sys.path[0] or os.curdir) == os.path.realpath(os.curdir) != os.path.realpath(package):
+    try:
+        here = os.path.realpath(os.curdir)
+    except OSError:  # it is gone, and holds nothing; the commands say so
+        return
+    if sys.path and os.path.realpath(sys.path[0] or os.curdir) == here != os.path.realpath(package):
         del sys.path[0]
 
 

@@ -88,7 +88,8 @@ _DATA_CENTRE, _WORKSTATION, _CONSUMER, _JETSON = "data centre", "workstation", "
 _ROWS: tuple[tuple[str, str, int, int, float, tuple[str, ...]], ...] = (
     ("t4", _DATA_CENTRE, 75, 40, 320, ()),
     ("a100", _DATA_CENTRE, 80, 108, 1555, ("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")),
-    ("a100-80gb", _DATA_CENTRE, 80, 108, 2039, ("a100-sxm4-80gb", "a100-sxm-80gb", "a100-80gb-pcie", "a100-pcie-80gb")),
+    ("a100-80gb", _DATA_CENTRE, 80, 108, 2039, ("a100-sxm4-80gb", "a100-sxm-80gb")),
+    ("a100-80gb-pcie", _DATA_CENTRE, 80, 108, 1935, ("a100-pcie-80gb",)),
     ("a800", _DATA_CENTRE, 80, 108, 2039, ("a800-80gb", "a800-sxm4-80gb", "a800-80gb-pcie")),
     ("a30", _DATA_CENTRE, 80, 56, 933, ()),
     ("a40", _DATA_CENTRE, 86, 84, 696, ()),

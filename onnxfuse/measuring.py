@@ -29,6 +29,7 @@ from onnxfuse.bench import candidate as work
 from onnxfuse.bench.candidate import Candidate, Rewriting
 from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.engine import build, manifest, trt
+from onnxfuse.engine.shapes import inputs_of, sizes_of
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 from onnxfuse.graph.files import atomic
 from onnxfuse.plan import store, verdicts
@@ -206,6 +207,8 @@ def measure(
         _refuse_types(feeds[0])
         progress("measuring ranges")
         ranges = child.ranges(model, feeds) if precision == "fp16" else None
+    sizes = sizes_of(inputs_of(model), {name: np.shape(array) for name, array in feeds[0].items()})
+    places = tuple(replace(place, site=place.site.sized(sizes)) for place in places)
     context = _context(model, feeds, precision, keep_fp32, machine, settings)
     root = (settings.folder or plugins.cache_dir() / "measurements").absolute()
     folder = root / f"{_file_name(model.stem)}-{_digest(context)[:16]}"
@@ -244,6 +247,40 @@ def measure(
         notes.append(f"{worker.resumed} of {worker.done} measurements are from an earlier run, kept in {folder}")
     minutes = budget.spent()
     return Measurement(found, left, machine, settings, folder, minutes, worker.resumed, feeds, ranges, tuple(notes), measured)
+
+
+def optimize(
+    model: Path,
+    out: Path,
+    *,
+    precision: str = "keep",
+    keep_fp32: Sequence[str] = (),
+    gpu: str = "auto",
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    feeds: Sequence[Feeds] | None = None,
+    dims: Mapping[str, int] | None = None,
+    settings: Settings = Settings(),
+    check: bool = True,
+    progress: Progress = pipeline.silent,
+) -> pipeline.Result:
+    """`measure`, and then `pipeline.optimize` by what it found: into `out` goes the model that was measured."""
+    rewriting: dict[str, Any] = {"precision": precision, "keep_fp32": keep_fp32, "only": only, "skip": skip, "dims": dims}
+    found = measure(model, gpu=gpu, feeds=feeds, settings=settings, progress=progress, **rewriting)
+    result = pipeline.optimize(
+        model,
+        out,
+        policy="measure",
+        measured=found.plan,
+        gpu=gpus.resolve("auto"),
+        feeds=found.feeds,
+        ranges=found.ranges,
+        check=check,
+        progress=progress,
+        **rewriting,
+    )
+    found.tidy()
+    return replace(result, measured=found.to_dict(), notes=(*found.notes, *result.notes))
 
 
 def _costly_folding(worker: _Worker, first: Candidate, free: Sequence[tuple[str, str]]) -> Plan:

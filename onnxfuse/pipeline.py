@@ -44,7 +44,7 @@ class Result:
 
     cleaned: nodes removed by each kind of cleaning. decisions: every legal site and what became of it. misses: where a fusion
     nearly held, and why not. converted: what the conversion of precision did, None where it was kept. check: None where it was not
-    asked for. seconds: by step.
+    asked for. seconds: by step. measured: the parts of a report that policy measure adds.
     """
 
     model: Path
@@ -61,6 +61,7 @@ class Result:
     check: Check | None = None
     notes: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -85,6 +86,7 @@ class Result:
             "check": None if self.check is None else self.check.to_dict(),
             "notes": list(self.notes),
             "seconds": self.seconds,
+            **self.measured,
         }
 
 
@@ -129,13 +131,13 @@ def optimize(
     """Rewrites `model` and writes it to `out`; with `out` None nothing is written or checked.
 
     measured: for policy measure, what `onnxfuse.measuring` found. feeds: inputs for the check and for the ranges of a precision
-    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions. ranges: the largest magnitude of
-    each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with the arguments or the model,
-    OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
+    conversion; where none are given they are generated, with `dims` as the sizes of symbolic dimensions, which decide on verdicts,
+    too. ranges: the largest magnitude of each tensor of `model`, where they were measured before. Raises BadInput for what is wrong with
+    the arguments or the model, OnnxfuseError where the model takes none of the inputs. Disagreement is not raised: see `Result.agrees`.
     """
     if policy == "measure" and measured is None:
         raise BadInput("--policy measure: nothing was measured; `onnxfuse optimize --policy measure` measures, on a machine with a GPU")
-    rules = _rules(policy, only, skip, plan, measured, gpu, precision)
+    rules = _rules(policy, only, skip, plan, measured, gpu, precision, dims or {})
     if precision not in PRECISIONS:
         raise BadInput(f"--precision {precision}: no such precision; there are {', '.join(PRECISIONS)}")
     clock = _Clock(progress)
@@ -354,6 +356,7 @@ def _rules(
     measured: planfile.Plan | None,
     gpu: Gpu | None,
     precision: str,
+    sizes: Mapping[str, int],
 ) -> policy.Rules:
     known = store.load() if name == "proven" else store.Contents((), ())
     return policy.Rules(
@@ -363,6 +366,7 @@ def _rules(
         verdicts=known.verdicts,
         target=verdicts.Target.of(gpu) if name == "proven" else verdicts.Target(None if gpu is None else gpu.name),
         dtype=verdicts.DTYPES.get(precision),
+        sizes=sizes,
         measured=measured or {},
         notes=known.problems,
     )

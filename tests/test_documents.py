@@ -40,7 +40,8 @@ def test_links_lead_somewhere(document: Path):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_and_options_exist(document: Path):
     known = options()
-    for line in re.findall(r"onnxfuse ((?:optimize|build-engine|compare|explain|plugins|doctor)\b[^\n#]*)", code(document)):
+    names = "|".join(entry.name for entry in commands.COMMANDS)
+    for line in re.findall(rf"onnxfuse ((?:{names})\b[^\n#]*)", code(document)):
         words = tuple(line.split())
         command = words[:2] if words[:2] in known else words[:1]
         for option in re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", line):

@@ -35,8 +35,8 @@ def layers(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> list[list[
     return [[name for name in names if depth[name] == level] for level in range(max(depth.values()) + 1)]
 
 
-def svg(boxes: Mapping[str, Box], edges: Sequence[tuple[str, str]], title: str) -> str:
-    """The graph from top to bottom."""
+def svg(boxes: Mapping[str, Box], edges: Sequence[tuple[str, str]], title: str, said: Mapping[tuple[str, str], str] | None = None) -> str:
+    """The graph from top to bottom; `said` are words beside edges."""
     rows = layers(edges, list(boxes))
     widths = [sum(boxes[name].width for name in row) + GAP_X * (len(row) - 1) for row in rows]
     whole, height = max(widths) + 2 * MARGIN, len(rows) * (BOX_HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
@@ -55,6 +55,9 @@ def svg(boxes: Mapping[str, Box], edges: Sequence[tuple[str, str]], title: str) 
         curve = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {y1 + 20:.0f} {x2:.0f} {y2 - 20:.0f} {x2:.0f} {y2:.0f}"
         head = f"M{x2 - 4:.0f} {y2 - 7:.0f}L{x2:.0f} {y2:.0f}L{x2 + 4:.0f} {y2 - 7:.0f}"
         parts += [f'<path d="{path}" fill="none" stroke="currentColor" opacity=".6"/>' for path in (curve, head)]
+        if words := (said or {}).get((source, target)):
+            x, y = (x1 + x2) / 2, (y1 + y2) / 2 + 4
+            parts.append(f'<text x="{x + 6:.0f}" y="{y:.0f}" font-size="12" fill="currentColor" opacity=".8">{escape(words)}</text>')
     for name, box in boxes.items():
         x, y = centre[name]
         if not box.plain:

@@ -17,8 +17,7 @@ from onnxfuse.errors import BadInput, Disagreement
 
 if TYPE_CHECKING:
     from onnxfuse.verify.bisect.backends import Backend, Feeds, OnnxRuntime
-    from onnxfuse.verify.bisect.oracles import Judge
-    from onnxfuse.verify.bisect.regions import Pair
+    from onnxfuse.verify.bisect.regions import Pair, Region
     from onnxfuse.verify.bisect.repro import Reproduction
     from onnxfuse.verify.bisect.search import Finding
     from onnxfuse.verify.check import Reference
@@ -143,18 +142,20 @@ def of_sites(wanted: Wanted, say: Progress) -> dict[str, Any]:
         repeats = wanted.repeats or (ENGINE_RUNS if on_gpu else 1)
         backend = _engines(scratch, repeats) if on_gpu else cpu
         limits = _limits(wanted, fused, on_gpu)
-        right = against(given.outputs, limits, backend.same_dtype)
+        original, alike = (fused, True) if on_gpu else _unfused(wanted, fused, cpu, given, limits, scratch)
         say("comparing the files")
-        pair = (
-            _plugins_only(fused, scratch) if on_gpu else regions.pair(_unfused(wanted, fused, cpu, given, right, scratch), fused, scratch)
-        )
+        original, rewritten, given = _without_branches(original, fused, cpu, given, limits, scratch)
+        right = against(given.outputs, limits, backend.same_dtype)
+        pair = regions.pair(original, rewritten, scratch)
+        pair = pair.only(_has_plugin) if on_gpu else pair
         unfused = backend.run(pair.save((), scratch / "unfused.onnx"), given.feeds)
         case = Case(wanted, pair, cpu, backend, given.feeds, limits, unfused, scratch, say)
         oracle = exchanging(pair, lambda path: backend.run(path, given.feeds), against(unfused, limits, backend.same_dtype))
         finding = search.Finding("agree", 0.0)
         if pair.sites:
             sample = ENGINE_SAMPLE if on_gpu else 8
-            finding = search.search(pair.sites, oracle, repeats=repeats, sample=sample, limit=wanted.tries, say=say)
+            groups = {name: pair.regions[name].group for name in pair.sites} if alike else None
+            finding = search.search(pair.sites, oracle, groups=groups, repeats=repeats, sample=sample, limit=wanted.tries, say=say)
         whole = right(backend.run(pair.save(pair.sites, scratch / "whole.onnx"), given.feeds))
         return _told(case, finding, fused, whole, right(unfused))
 
@@ -177,8 +178,14 @@ class Case:
 def _told(case: Case, finding: Finding, fused: Path, whole: float, baseline: float) -> dict[str, Any]:
     """The report, with what is written of it. whole, baseline: the figures against MODEL of all sites on, and off."""
     verdict = finding.verdict
+    if whole <= 1 and finding.runs == 1 and case.limits.name in ("float16", "bfloat16"):
+        verdict = "agree"  # the two round otherwise, and the fused one is near enough
     if verdict == "agree" and not (whole <= 1 and baseline <= 1):
         verdict = "rounding" if baseline <= 1 else "elsewhere"
+    if verdict == "found" and baseline > 1 and finding.figure <= baseline:
+        verdict = "elsewhere"  # half precision alone costs more than the sites change
+    if verdict in ("agree", "elsewhere"):
+        finding = dataclasses.replace(finding, causes=())
     if finding.guilty:
         for name in ("bisect.json", "plan.json", "repro.onnx", "repro.fused.onnx", "repro.npz"):  # of an earlier search
             (case.wanted.folder / name).unlink(missing_ok=True)
@@ -228,14 +235,12 @@ def _optimized(wanted: Wanted, scratch: Path, say: Progress) -> Path:
     return fused
 
 
-def _plugins_only(fused: Path, scratch: Path) -> Pair:
-    """The fused file with each node that has a plugin as a site; off, it is its function's body."""
+def _has_plugin(region: Region) -> bool:
     from onnxfuse import plugins
     from onnxfuse.engine import prepare
-    from onnxfuse.verify.bisect import regions
 
     creators = {op.name for op in plugins.ops()}
-    return regions.pair(fused, fused, scratch).only(lambda region: any(prepare.creator(op) in creators for op in region.ops))
+    return any(prepare.creator(op) in creators for op in region.ops)
 
 
 def _engines(scratch: Path, runs: int) -> Backend:
@@ -264,27 +269,57 @@ def _given(wanted: Wanted, fused: Path, runtime: Runtime, count: int, say: Progr
     return OnnxRuntime(runtime, given.evaluator, rounded), given
 
 
-def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, right: Judge, scratch: Path) -> Path:
-    """MODEL in the precision of the fused file, so that rounding is the same on both sides. MODEL itself where that is its precision, or
-    where it would not agree with itself so.
+def _without_branches(
+    original: Path, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path
+) -> tuple[Path, Path, Reference]:
+    """Both files with the branch that one feed takes in the place of each If, so that there are sites inside; and that feed alone, the one
+    whose outputs are furthest off. The files as they are where there is no If, or where they cannot be run so.
     """
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.verify import pieces
+    from onnxfuse.verify.bisect.oracles import worst_feed
+    from onnxfuse.verify.check import Reference
+    from onnxfuse.verify.skim import skeleton
+
+    if not any(node.op_type == "If" and not node.domain for node in skeleton(fused).graph.node):
+        return original, fused, given
+    try:
+        at = worst_feed(given.outputs, cpu.run(fused, given.feeds), limits, cpu.same_dtype)
+        feed, taken = given.feeds[at], []
+        for name, path in (("original", original), ("fused", fused)):
+            folder = scratch / f"{name}-taken"
+            folder.mkdir()
+            taken.append(pieces.prepare(path, feed, cpu.runtime, folder).path)
+    except OnnxfuseError:
+        return original, fused, given
+    return taken[0], taken[1], Reference([feed], [given.outputs[at]], given.evaluator, given.notes)
+
+
+def _unfused(wanted: Wanted, fused: Path, cpu: OnnxRuntime, given: Reference, limits: Tolerance, scratch: Path) -> tuple[Path, bool]:
+    """MODEL in the precision of the fused file, so that rounding is the same on both sides; and whether it is. MODEL itself where that is
+    its precision, or where its conversion overflows or cannot be run.
+    """
+    import math
+
     from onnxfuse.errors import OnnxfuseError
     from onnxfuse.graph import read, write
     from onnxfuse.graph.precision import convert
     from onnxfuse.verify import check
+    from onnxfuse.verify.bisect.oracles import against
 
     half = {"float16": "fp16", "bfloat16": "bf16"}.get(check.precision(fused))
     if half is None or check.precision(wanted.model) != "float32":
-        return wanted.model
+        return wanted.model, True
     path = scratch / f"{wanted.model.stem}.{half}.onnx"
     try:
         ranges = cpu.runtime.ranges(wanted.model, given.feeds) if half == "fp16" else None
         loaded = read.load(wanted.model)
         convert(loaded, "fp16" if half == "fp16" else "bf16", (), ranges)
         write.save(loaded, path)
-        return path if right(cpu.run(path, given.feeds)) <= 1 else wanted.model
+        alike = math.isfinite(against(given.outputs, limits, cpu.same_dtype)(cpu.run(path, given.feeds)))
     except OnnxfuseError:
-        return wanted.model
+        alike = False
+    return path if alike else wanted.model, alike
 
 
 def _limits(wanted: Wanted, fused: Path, on_gpu: bool) -> Tolerance:
@@ -319,8 +354,8 @@ def _reproduced(case: Case, finding: Finding) -> Reproduction | None:
 
 
 def _plan(case: Case, finding: Finding) -> str | None:
-    """Writes a plan that leaves the guilty sites unfused; returns its path. None where they are no sites of fusions, or MODEL is
-    fused itself.
+    """Writes a plan that leaves the guilty sites unfused and fuses the others that the rewritten file has; returns its path. None where
+    they are no sites of fusions, or MODEL is fused itself.
     """
     import json
 
@@ -331,8 +366,10 @@ def _plan(case: Case, finding: Finding) -> str | None:
     keys = dict.fromkeys(key for site in finding.guilty for key in case.pair.regions[site].keys)
     if not keys or any(node.domain == DOMAIN for node in skeleton(case.wanted.model).graph.node):
         return None
-    reason = "found by bisect: the outputs disagree with it"
-    sites = [{"fusion": fusion, "output": output, "decision": "kept", "reason": reason} for fusion, output in keys]
+    found = {"decision": "kept", "reason": "found by bisect: the outputs disagree with it"}
+    others = {"decision": "fused", "reason": "fused in the file that was bisected, and not found to be at fault"}
+    every = dict.fromkeys((*keys, *(key for region in case.pair.regions.values() for key in region.keys)))
+    sites = [{"fusion": fusion, "output": output, **(found if (fusion, output) in keys else others)} for fusion, output in every]
     path = case.wanted.folder / "plan.json"
     with atomic(path) as temporary:
         temporary.write_text(json.dumps({"sites": sites}, indent=1) + "\n", encoding="utf-8")
@@ -346,7 +383,8 @@ def _report(case: Case, finding: Finding, fused: Path, made: Reproduction | None
     own = case.wanted.other is None
 
     def site(name: str) -> dict[str, Any]:
-        return {**dataclasses.asdict(case.pair.regions[name]), "words": str(case.pair.regions[name])}
+        region = case.pair.regions[name]
+        return {**dataclasses.asdict(region), "group": region.group, "words": str(region)}
 
     causes = [{**dataclasses.asdict(cause), "sites": [site(name) for name in cause.sites]} for cause in finding.causes]
     facts = {key: value for key, value in dataclasses.asdict(finding).items() if key != "causes"}
@@ -359,6 +397,7 @@ def _report(case: Case, finding: Finding, fused: Path, made: Reproduction | None
         "model": str(case.wanted.model),
         "other": f"{case.wanted.model.name}, optimized" if own else fused.name,
         "backend": case.backend.name,
+        "limits": case.limits.name,
         "policy": case.wanted.policy if own else None,
         "sites": len(case.pair.sites),
         **facts,
@@ -406,8 +445,7 @@ def of_precision(wanted: Wanted, say: Progress) -> dict[str, Any]:
         "policy": wanted.policy,
         "evaluator": dataclasses.replace(cpu, rounded=True).name,
         **dataclasses.asdict(remedy),
-        "types": {name: nodes[name] for name in remedy.keep},
-        "total": len(nodes),
+        "operators": {name: nodes[name] for name in remedy.keep},
         "options": _pasted(wanted, half, keep),
         "checked": None if checked is None else checked.to_dict(),
     }

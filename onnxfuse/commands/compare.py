@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnxfuse.verify.layers import Subject
     from onnxfuse.verify.metrics import Tolerance
     from onnxfuse.verify.reference import Feeds, Outputs, Runtime
+    from onnxfuse.verify.taps import EngineSubject
 
 Progress = Callable[[str], None]
 
@@ -40,6 +41,7 @@ class Wanted:
     layers: bool = False
     truth: bool = True
     memory: int = 512
+    trust: bool = False
 
 
 def compare(
@@ -58,6 +60,7 @@ def compare(
     truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
     memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
+    trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
     """Compare outputs and latency of models and engines.
 
@@ -67,7 +70,7 @@ def compare(
     from onnxfuse.report import inside, terminal
 
     sizes = options.dims(dims or [])
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
     _require(wanted)
     if report:
         _require_folder(report)
@@ -103,6 +106,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         outcome = _compare(task, given)
         rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
         more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
+        more |= _by_layer(task, given)
         latency = _latency(wanted, {task.names[path]: path for path in engines}, given, progress)
     return compare_report(
         model={"name": label, "path": str(wanted.model)},
@@ -202,7 +206,7 @@ def _open_engines(wanted: Wanted, stack: contextlib.ExitStack, progress: Progres
         _load_plugins(paths)
     for path in paths:
         progress(f"loading {path.name}")
-        engines[path] = stack.enter_context(Engine.load(path))
+        engines[path] = stack.enter_context(Engine.load(path, trust=wanted.trust))
     return engines
 
 
@@ -330,25 +334,36 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     parts = pieces.prepare(task.reference, feed, task.runtime, folder)
     half = limits.name if limits.name in ("float16", "bfloat16") else "float32"
     base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
-    subjects: list[Subject] = []
-    for path, name in task.names.items():
-        task.progress(f"reading {name}")
-        role = _role(task, path, {s.role for s in subjects})
-        if path in task.engines:
-            subjects.append(_engine_subject(task, path, role, feed, folder))
-            continue
-        other = pieces.prepare(path, feed, task.runtime, folder)
-        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
-        subjects.append(layers.ModelSubject(name, role, limits, other, feed, task.runtime, folder))
-    found = layers.look(
-        base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
-    )
-    notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+    with contextlib.ExitStack() as stack:
+        subjects = _subjects(task, feed, folder, stack)
+        found = layers.look(
+            base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
+        )
+        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
     more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
 
-def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> Subject:
+def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStack) -> list[Subject]:
+    """All others, ready to be looked into until `stack` closes."""
+    from onnxfuse.verify import check, layers, pieces
+
+    found: list[Subject] = []
+    for path, name in task.names.items():
+        task.progress(f"reading {name}")
+        role = _role(task, path, {s.role for s in found})
+        if path in task.engines:
+            engine = _engine_subject(task, path, role, feed, folder)
+            stack.callback(engine.close)
+            found.append(engine)
+            continue
+        limits, _ = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+        parts = pieces.prepare(path, feed, task.runtime, folder)
+        found.append(layers.ModelSubject(name, role, limits, parts, feed, task.runtime, folder))
+    return found
+
+
+def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
     from onnxfuse.engine import build
     from onnxfuse.verify import pieces, taps
 
@@ -378,6 +393,28 @@ def _role(task: _Task, path: Path, taken: Collection[str]) -> str:
     return task.names[path] if role in taken else role
 
 
+def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
+    """The part "layers", of the first automatic engine and the first fused one; where they cannot be profiled, a note says why."""
+    found: dict[str, Any] = {}
+    for path, engine in task.engines.items():
+        found.setdefault(_role(task, path, ()), engine)
+    if not {"automatic", "fused"} <= found.keys():
+        return {}
+    from onnxfuse.bench import layers
+    from onnxfuse.engine.run import cast_feeds
+    from onnxfuse.errors import OnnxfuseError
+    from onnxfuse.report.graph import fused_sites
+
+    task.progress("timing layer by layer")
+    models = [path for path in task.names if path.suffix != ".engine"]
+    try:
+        automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
+    except OnnxfuseError as fault:
+        return {"notes": [f"layers: {fault}"]}
+    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    return {"layers": layers.report(automatic, fused, sources)}
+
+
 def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progress: Progress) -> dict[str, Any] | None:
     """Engines timed in turns; ratios are of the first over each of the others, so that above 1 the other is faster."""
     if not engines:
@@ -387,7 +424,8 @@ def _latency(wanted: Wanted, engines: Mapping[str, Path], given: Stream, progres
     from onnxfuse.engine.run import Engine
 
     progress(f"timing {', '.join(engines)}: {wanted.samples} samples each")
-    timings = time_placed({name: partial(Engine.load, path) for name, path in engines.items()}, given.feeds[0], samples=wanted.samples)
+    load = {name: partial(Engine.load, path, trust=wanted.trust) for name, path in engines.items()}
+    timings = time_placed(load, given.feeds[0], samples=wanted.samples)
     baseline, *rest = engines
     ratios = {name: timings.ratio(baseline, name) for name in rest}
     return {

@@ -18,7 +18,7 @@ import typer
 from onnxfuse import __version__
 from onnxfuse.commands.faults import one_line
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.plugins import cache_dir, find_nvcc
+from onnxfuse.plugins import cache_dir, find_nvcc, on_absolute_path
 
 FREE_GB_WANTED = 2.0  # a compiled library is 1 MB; engines and timing caches of large models are what needs room
 
@@ -148,7 +148,7 @@ def _missing(name: str, fault: OnnxfuseError) -> Finding:
 
 def _cxx() -> Finding:
     name = os.environ.get("CXX") or "g++"
-    path = shutil.which(name)
+    path = on_absolute_path(name)
     if not path:
         return Finding("C++ compiler", False, f"{name} is not on PATH", "apt-get install g++, or the like; or set CXX")
     lines = _output([path, "--version"]).splitlines()
@@ -157,7 +157,7 @@ def _cxx() -> Finding:
 
 def _gpu() -> Finding:
     remedy = "needs an NVIDIA GPU of compute capability 7.5 or newer and its driver"
-    smi = shutil.which("nvidia-smi")
+    smi = on_absolute_path("nvidia-smi")
     if not smi:
         return Finding("NVIDIA GPU", False, "no nvidia-smi on PATH", remedy)
     answer = _output([smi, "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader"])

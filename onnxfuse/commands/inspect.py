@@ -52,21 +52,21 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _engine(path: Path) -> dict[str, Any]:
     import dataclasses
+    import hashlib
 
     from onnxfuse.engine import manifest as manifests
     from onnxfuse.engine.run import CODE
 
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; name an engine") from None
+    data = manifests.content(path, "name an engine, an ONNX model, or the folder of a kit")
+    if not data:
+        raise BadInput(f"{path}: is empty; name an engine, an ONNX model, or the folder of a kit")
     manifest = manifests.load(path)
     found: dict[str, Any] = {
-        "kind": "engine", "path": str(path), "bytes": len(data), "sha256": manifests.file_digest(path), "holds_code": CODE in data,
+        "kind": "engine", "path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "holds_code": CODE in data,
         "manifest": None, "intact": None, "notes": [],
     }  # fmt: skip
     if manifest is None:
-        found["notes"].append(f"no manifest {manifests.path_of(path).name} beside it: nothing is known of this file but its content")
+        found["notes"].append(f"no manifest {manifests.path_of(path).name} beside it: nothing says what it holds, nor that it is an engine")
         if found["holds_code"]:
             found["notes"].append("it holds code, and is not loaded unless --trust is given")
         return found
@@ -107,8 +107,9 @@ def _library(path: Path, manifest: Manifest) -> list[str]:
 
 
 def _engine_lines(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['path']}: engine, {found['bytes'] / 1e6:.1f} MB, sha256 {found['sha256'][:16]}"
     manifest = found["manifest"]
+    kind = "a file" if manifest is None else "engine"
+    yield f"{found['path']}: {kind}, {found['bytes'] / 1e6:.1f} MB, sha256 {found['sha256'][:16]}"
     if manifest is not None:
         runs = f"every GPU from sm_80 on ({manifest['compatible']})" if manifest["compatible"] else f"sm_{manifest['sm']}"
         yield f"  built from {manifest['model']} (sha256 {manifest['model_sha256'][:16]}) in {manifest['build_seconds']:.0f} s"
@@ -182,6 +183,7 @@ def _model_lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _kit(folder: Path) -> dict[str, Any]:
+    from onnxfuse import forms
     from onnxfuse.engine import manifest as manifests
     from onnxfuse.kit import target
 
@@ -189,6 +191,9 @@ def _kit(folder: Path) -> dict[str, Any]:
         kit = target.read_kit(str(folder))
     except target.Fault as fault:
         raise BadInput(str(fault)) from None
+    wrong = forms.flaw(kit, "onnxfuse.kit", "kit.schema.json")
+    if wrong:
+        raise BadInput(f"{folder}: {target.KIT}: {wrong}; copy the kit again")
     known = {*kit["files"], target.KIT, "result"}
     return {
         "kind": "kit", "path": str(folder), "sha256": manifests.file_digest(folder / target.KIT), **kit,
@@ -197,7 +202,11 @@ def _kit(folder: Path) -> dict[str, Any]:
 
 
 def _kit_lines(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['path']}: kit of {found['model']} for {found['gpu']} (sm_{found['sm']}), made by onnxfuse {found['onnxfuse']}"
+    architecture = f"sm_{found['sm']}"
+    gpu = architecture if found["gpu"] == architecture else f"{found['gpu']} ({architecture})"
+    if found.get("compatible"):
+        gpu = f"every GPU from sm_80 on ({found['compatible']})"
+    yield f"{found['path']}: kit of {found['model']} for {gpu}, made by onnxfuse {found['onnxfuse']}"
     yield f"  sha256 of kit.json: {found['sha256']}"
     for name, engine in found["engines"].items():
         yield f"  engine {name}: {engine['model']}" + (f", plugins {', '.join(engine['plugins'])}" if engine["plugins"] else "")

@@ -73,45 +73,20 @@ def optimize(
         _require_agreement(checked, model, target)
         return
     with progress.status() as say, _checkable(check):
-        measured = None
+        rewriting: dict[str, Any] = {"precision": precision, "keep_fp32": keep_fp32, "only": only, "skip": skip, "dims": sizes}
         if policy == "measure":
-            from onnxfuse.measuring import BUDGET_MINUTES, Settings, measure
+            from onnxfuse import measuring as search
 
-            measured = measure(
-                model,
-                precision=precision,
-                keep_fp32=keep_fp32,
-                gpu=gpu or "auto",
-                only=only,
-                skip=skip,
-                feeds=given,
-                dims=sizes,
-                settings=Settings(BUDGET_MINUTES if budget is None else budget, timing_cache, measurements),
-                progress=say,
+            how = search.Settings(search.BUDGET_MINUTES if budget is None else budget, timing_cache, measurements)
+            result = search.optimize(model, target, gpu=gpu or "auto", feeds=given, settings=how, check=check, progress=say, **rewriting)
+        else:
+            target_gpu = options.gpu(gpu)
+            result = pipeline.optimize(
+                model, target, policy=policy, gpu=target_gpu, plan=plan, feeds=given, check=check, progress=say, **rewriting
             )
-        result = pipeline.optimize(
-            model,
-            target,
-            policy=policy,
-            measured=measured.plan if measured else None,
-            precision=precision,
-            gpu=options.gpu("auto" if measured else gpu),
-            only=only,
-            skip=skip,
-            plan=plan,
-            keep_fp32=keep_fp32,
-            feeds=measured.feeds if measured else given,
-            dims=sizes,
-            ranges=measured.ranges if measured else None,
-            check=check,
-            progress=say,
-        )
     facts = result.to_dict()
-    if measured:
-        facts |= {**measured.to_dict(), "notes": [*measured.notes, *facts["notes"]]}
-        measured.tidy()
     if report:
-        facts = _complete(facts, model, target, gpu=measured is not None)
+        facts = _complete(facts, model, target, gpu=policy == "measure")
     for path in report:
         _write_report(facts, path)
     terminal.show(facts)

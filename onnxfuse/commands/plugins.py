@@ -110,14 +110,15 @@ def _print_json(value: Any) -> None:
 
 
 def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         numbers = all(isinstance(row[index], int) or str(row[index]).isdigit() for row in rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)  # names are copied
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     Console().print(table)

@@ -110,10 +110,15 @@ def _alarms(one: Look) -> tuple[bool, ...]:
 
 
 def _write(outputs: Mapping[str, Any], path: Path) -> None:
+    """As numpy.savez writes it, which would take a tensor called "file" for its own argument."""
+    import zipfile
+
     import numpy as np
 
     from onnxfuse.graph.files import atomic
 
     plain = {name: array.astype(np.float32) if array.dtype.kind == "V" else array for name, array in outputs.items()}
-    with atomic(path) as part, open(part, "wb") as file:
-        np.savez(file, **plain)
+    with atomic(path) as part, zipfile.ZipFile(part, "w") as archive:
+        for name, array in plain.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)

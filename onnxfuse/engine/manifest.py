@@ -14,8 +14,11 @@ from typing import Any
 
 import onnx
 
+from onnxfuse import forms
 from onnxfuse.engine.prepare import read
 from onnxfuse.errors import BadInput
+from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import map_file
 
 SCHEMA = 1
 AMPERE = 80  # compute capability from which TensorRT's hardware-compatible engines run
@@ -105,10 +108,13 @@ class Manifest:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadInput(f"{what}: not an engine manifest; build the engine again") from None
         if schema != SCHEMA:
-            raise BadInput(f"{what}: manifest schema {schema}, not {SCHEMA}; build the engine again with this version of onnxfuse")
+            raise BadInput(f"{what}: manifest schema {shown(schema)}, not {SCHEMA}; build the engine again with this version of onnxfuse")
+        wrong = forms.flaw(data, "onnxfuse.engine", "manifest.schema.json")
+        if wrong:
+            raise BadInput(f"{what}: damaged engine manifest ({wrong}); build the engine again")
         try:
             return _manifest(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise BadInput(f"{what}: damaged engine manifest ({error}); build the engine again") from None
 
 
@@ -121,11 +127,19 @@ def load(engine: Path) -> Manifest | None:
     """The manifest beside `engine`; None where there is none."""
     path = path_of(engine)
     try:
-        return Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Manifest.from_json(bytes(map_file(path)).decode("utf-8"), str(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}; build the engine again") from None
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}; build the engine again") from None
+
+
+def content(engine: Path, remedy: str) -> bytes:
+    """The bytes of an engine. BadInput, with what to do, for one that cannot be read; a pipe or a device is none, and may have no end."""
+    try:
+        return bytes(map_file(engine))
+    except OSError as error:
+        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; {remedy}") from None
 
 
 def runs_on(manifest: Manifest, sm: int) -> bool:
@@ -290,7 +304,7 @@ def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:
     if data is None:
         return None
     file = str(data["file"]) if data.get("file") is not None else None
-    if file is not None and (not file or Path(file).name != file):
+    if file is not None and (file in ("", "..") or Path(file).name != file):
         raise ValueError(f"plugin library {file!r} is no plain file name")
     return PluginUse(file, str(data["sha256"]), bool(data["embedded"]), tuple(map(str, data["ops"])))
 

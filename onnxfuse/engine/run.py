@@ -59,10 +59,7 @@ class Engine:
         another file, another GPU architecture, or a plugin library that is gone or changed; MissingHere without
         TensorRT or GPU.
         """
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; build it with `onnxfuse build-engine`") from None
+        data = manifests.content(path, "build it with `onnxfuse build-engine`")
         manifest = vouched(data, path, trust)
         if manifest is None:
             return cls(data, str(path), manifest=None, host_code=trust)

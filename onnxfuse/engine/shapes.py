@@ -47,6 +47,12 @@ def inputs_of(path: Path) -> tuple[InputSpec, ...]:
     return tuple(_spec(value) for value in model.graph.input if value.name not in weights)
 
 
+def sizes_of(inputs: Sequence[InputSpec], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The lengths of symbolic axes where the inputs have `shapes`."""
+    pairs = (zip(spec.shape, shapes[spec.name], strict=False) for spec in inputs if spec.name in shapes)
+    return {name: length for declared in pairs for name, length in declared if isinstance(name, str)}
+
+
 def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     if not value.type.HasField("tensor_type"):
         kind = value.type.WhichOneof("value")

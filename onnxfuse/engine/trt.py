@@ -1,9 +1,6 @@
-"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings, and knows how their versions differ.
+"""TensorRT and CUDA: the one place that imports tensorrt, pycuda and cuda-bindings. How TensorRT's versions differ is in `versions`.
 
-What differs between TensorRT 10.0 and 11.x, and is hidden here:
-- strong typing is a creation flag in 10.x and the only kind of network in 11; the FP16 builder flag exists in 10.x
-  alone;
-- explicit batch is a flag before 10.0, and the only kind since;
+What every version does, and is hidden here:
 - loading a plugin library twice answers None, as does a library that cannot be loaded;
 - a builder made on a machine without a driver ends the process, so the driver is asked first;
 - the layer table's JSON spells the data type in one field or in two.
@@ -29,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from onnxfuse.engine import versions
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
 
 PLUGIN_NAMESPACE = "onnxfuse"
@@ -130,15 +128,9 @@ def tensorrt() -> types.ModuleType:
         ) from None
     if not hasattr(module, "Builder"):
         raise MissingHere("TensorRT cannot be loaded here: the module tensorrt is empty; reinstall the tensorrt package")
-    if version_of(module) < (10, 0):
+    if versions.number(module) < versions.OLDEST:
         raise MissingHere(f"TensorRT {module.__version__} is too old: 10.0 or newer is needed; `pip install -U tensorrt`")
     return module
-
-
-def version_of(module: types.ModuleType) -> tuple[int, int]:
-    """(major, minor) of a tensorrt module."""
-    numbers = re.findall(r"\d+", str(module.__version__))
-    return int(numbers[0]), int(numbers[1])
 
 
 def version() -> str:
@@ -323,8 +315,7 @@ def load_plugins(library: Path) -> None:
 
 def creators(namespace: str = PLUGIN_NAMESPACE) -> tuple[str, ...]:
     """Names of the plugin creators that TensorRT knows in a namespace, sorted."""
-    registry = tensorrt().get_plugin_registry()
-    every = registry.all_creators if hasattr(registry, "all_creators") else registry.plugin_creator_list
+    every = tensorrt().get_plugin_registry().all_creators
     return tuple(sorted({c.name for c in every if c.plugin_namespace == namespace}))
 
 
@@ -344,7 +335,7 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
         load_plugins(library)
     mark = MESSAGES.mark()
     builder = trt.Builder(logger())
-    network = builder.create_network(_creation_flags(trt, strongly_typed=not order.fp16_flag))
+    network = builder.create_network(versions.network_flags(trt, strongly_typed=not order.fp16_flag))
     _parse(trt, network, order, mark)
     _mark(network, order.taps)
     config = builder.create_builder_config()
@@ -378,12 +369,7 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
 
 def fp16_flag_exists() -> bool:
     """Whether a weakly typed network with the FP16 flag can be built here (TensorRT 10.x)."""
-    return hasattr(tensorrt().BuilderFlag, "FP16") and version_of(tensorrt()) < (11, 0)
-
-
-def _creation_flags(trt: types.ModuleType, strongly_typed: bool) -> int:
-    known = trt.NetworkDefinitionCreationFlag.__members__
-    return 1 << int(known["STRONGLY_TYPED"]) if strongly_typed and "STRONGLY_TYPED" in known else 0
+    return versions.has_fp16_flag(tensorrt())
 
 
 def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None:
@@ -409,15 +395,9 @@ def _mark(network: Any, names: Sequence[str]) -> None:
 
 def _problem(error: Any) -> str:
     """One line from a parser error: the node, its operator, and what is wrong."""
-    name, operator = _ask(error, "node_name"), _ask(error, "node_operator")
+    name, operator = error.node_name(), error.node_operator()
     where = f"node {name or error.node()} ({operator}): " if operator else ""
     return where + shorten(error.desc())
-
-
-def _ask(error: Any, question: str) -> str:
-    """Answers that only newer parsers give are empty in older ones."""
-    method = getattr(error, question, None)
-    return str(method()) if method is not None else ""
 
 
 def _add_profile(trt: types.ModuleType, builder: Any, network: Any, config: Any, order: Order) -> None:

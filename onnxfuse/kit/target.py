@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any
 try:
     import numpy as np
 except ImportError:
-    sys.exit("error: numpy is not installed here; `python3 -m pip install numpy`")
+    sys.stderr.write("error: numpy is not installed here; `python3 -m pip install numpy`\n")
+    sys.exit(3)
 
 SCHEMA = 1
 KIT = "kit.json"
@@ -60,8 +61,11 @@ class Fault(Exception):
 
 def read_kit(folder: str, expected: str | None = None) -> dict[str, Any]:
     """kit.json, after every file that it names has been compared with its hash. `expected` is the hash of kit.json itself."""
+    path = os.path.join(folder, KIT)
+    if os.path.lexists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise Fault(2, f"{folder}: {KIT} is no ordinary file; copy the kit again")
     try:
-        with open(os.path.join(folder, KIT), "rb") as file:
+        with open(path, "rb") as file:
             text = file.read()
         kit: dict[str, Any] = json.loads(text.decode("utf-8"))
         schema, files = kit["schema"], dict(kit["files"])
@@ -599,7 +603,7 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     got, want = np.asarray(got), np.asarray(want)
     found: dict[str, Any] = {
         "agrees": True, "reason": "", "dtype": want.dtype.name, "shape": list(want.shape), "elements": int(want.size), "max_abs": 0.0,
-        "max_rel": 0.0, "cosine": 1.0, "relative_rms": 0.0, "normalised": 0.0, "outside": 0, "nan_equal": 0, "nan_differ": 0,
+        "max_rel": 0.0, "cosine": 1.0, "relative_rms": 0.0, "normalised": 0.0, "used": 0.0, "outside": 0, "nan_equal": 0, "nan_differ": 0,
         "inf_equal": 0, "inf_differ": 0, "notes": [],
     }  # fmt: skip
     if got.shape != want.shape:
@@ -625,6 +629,7 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if (atol is not None or rtol is not None) and error.size:
         bound = max(atol or 0.0, limits["of_typical"] * typical) + (rtol or 0.0) * np.abs(b)
         found["outside"] = int(np.sum(error > bound))
+        found["used"] = float(np.max(np.divide(error, bound, out=np.where(error > 0, math.inf, 0.0), where=bound > 0)))
         if found["outside"]:
             reasons.append(f"{found['outside']} of {want.size} values are outside rtol {rtol} and atol {atol}")
     if error.size:
@@ -638,7 +643,11 @@ def measure(got: Any, want: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     found["relative_rms"] = norm_e / norm_b if norm_b else (0.0 if not norm_e else math.inf)
     found["normalised"] = found["max_abs"] / top if top else (0.0 if not found["max_abs"] else math.inf)
     if top or (atol is None and rtol is None):
-        reasons += _scale_free(found, limits, int(want.size))
+        share, why = _scale_free(found, limits, int(want.size))
+        found["used"] = max(found["used"], share)
+        reasons += why
+    if found["nan_differ"] or found["inf_differ"]:
+        found["used"] = math.inf
     return dict(found, agrees=not reasons, reason="; ".join(reasons))
 
 
@@ -647,27 +656,33 @@ def _measure_exact(got: Any, want: Any, found: dict[str, Any]) -> dict[str, Any]
         return dict(found, agrees=False, reason=f"{got.dtype.name} instead of {want.dtype.name}")
     different = int(np.sum(got != want))
     reason = f"{different} of {want.size} values differ" if different else ""
-    return dict(found, agrees=not different, reason=reason, outside=different)
+    return dict(found, agrees=not different, reason=reason, outside=different, used=math.inf if different else 0.0)
 
 
-def _scale_free(found: Mapping[str, Any], limits: Mapping[str, Any], size: int) -> list[str]:
-    reasons = []
-    if limits["cosine"] is not None and size >= FEW and found["cosine"] < limits["cosine"]:
-        reasons.append(f"cosine {found['cosine']:.6f} is below {limits['cosine']:g}")
-    if limits["relative_rms"] is not None and size >= FEW and found["relative_rms"] > limits["relative_rms"]:
-        reasons.append(f"the error's norm is {found['relative_rms']:.3g} of the reference's, above {limits['relative_rms']:g}")
+def _scale_free(found: Mapping[str, Any], limits: Mapping[str, Any], size: int) -> tuple[float, list[str]]:
+    """The share of the limits that the worst figure takes, and what is beyond them."""
+    used, reasons = 0.0, []
+    if limits["cosine"] is not None and size >= FEW:
+        used = max(used, (1.0 - found["cosine"]) / (1.0 - limits["cosine"]))
+        if found["cosine"] < limits["cosine"]:
+            reasons.append(f"cosine {found['cosine']:.6f} is below {limits['cosine']:g}")
+    if limits["relative_rms"] is not None and size >= FEW:
+        used = max(used, found["relative_rms"] / limits["relative_rms"])
+        if found["relative_rms"] > limits["relative_rms"]:
+            reasons.append(f"the error's norm is {found['relative_rms']:.3g} of the reference's, above {limits['relative_rms']:g}")
     if limits["normalised"] is not None:
         limit = limits["normalised"] if size >= FEW else max(FEW_NORMALISED, limits["normalised"])
+        used = max(used, found["normalised"] / limit)
         if found["normalised"] > limit:
             reasons.append(f"largest error is {found['normalised']:.3g} of the largest reference value, above {limit:g}")
-    return reasons
+    return used, reasons
 
 
 def worst(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One output over several cases: the largest errors, the smallest cosine, and the first reason."""
     bad = next((m for m in each if not m["agrees"]), each[0])
     found = dict(bad)
-    for key in ("max_abs", "max_rel", "relative_rms", "normalised"):
+    for key in ("max_abs", "max_rel", "relative_rms", "normalised", "used"):
         found[key] = max(m[key] for m in each)
     found["cosine"] = min(m["cosine"] for m in each)
     for key in ("elements", "outside", "nan_equal", "nan_differ", "inf_equal", "inf_differ"):
@@ -976,7 +991,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
     say(f"running {name} in a fresh process, with no plugin library")
     with tempfile.TemporaryDirectory(prefix="onnxfuse-kit-") as folder:
         order = os.path.join(folder, "order.json")
-        np.savez(os.path.join(folder, "in.npz"), **case[0])
+        np.savez(os.path.join(folder, "in.npz"), **{f"in/{name}": array for name, array in case[0].items()})
         with open(order, "w", encoding="utf-8") as file:
             json.dump({"engine": path, "inputs": os.path.join(folder, "in.npz"), "outputs": os.path.join(folder, "out.npz")}, file)
         command = [sys.executable, os.path.abspath(__file__), "--fresh", order]
@@ -985,7 +1000,7 @@ def fresh_process(kit: Mapping[str, Any], name: str, path: str, case: tuple[dict
             said = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
             raise Fault(1, f"{name} does not run in a fresh process: {said[-1][:300]}")
         with np.load(os.path.join(folder, "out.npz"), allow_pickle=False) as data:
-            return check(kit, [{key: data[key] for key in data.files}], [case[1]])
+            return check(kit, [{key[4:]: data[key] for key in data.files}], [case[1]])
 
 
 def run_fresh(order_path: str) -> int:
@@ -993,11 +1008,11 @@ def run_fresh(order_path: str) -> int:
     with open(order_path, encoding="utf-8") as file:
         order = json.load(file)
     with np.load(order["inputs"], allow_pickle=False) as data:
-        feeds = {key: data[key] for key in data.files}
+        feeds = {key[3:]: data[key] for key in data.files}
     with open(order["engine"], "rb") as file:
         content = file.read()
     with Engine(TensorRT(), Cuda(), content, os.path.basename(order["engine"])) as engine:
-        np.savez(order["outputs"], **engine.run(feeds))
+        np.savez(order["outputs"], **{f"out/{name}": array for name, array in engine.run(feeds).items()})
     return 0
 
 

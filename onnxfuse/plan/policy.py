@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxfuse.errors import BadInput
@@ -44,7 +44,8 @@ class Selection:
 class Rules:
     """All that decides a site. verdicts: those measured here before those that ship. dtype: what float32 will be converted to.
 
-    measured: what policy measure found, in the form of a plan. notes: what a reader of the report should know, one line each.
+    sizes: lengths of symbolic axes, where they are known. measured: what policy measure found, in the form of a plan. notes: what a
+    reader of the report should know, one line each.
     """
 
     policy: str = "proven"
@@ -53,6 +54,7 @@ class Rules:
     verdicts: Sequence[Verdict] = ()
     target: Target = field(default_factory=Target)
     dtype: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     measured: Plan = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -85,7 +87,7 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
 
 
 def _proven(site: Site, rules: Rules) -> Decision:
-    found = records.nearest(rules.verdicts, site, rules.target, rules.dtype)
+    found = records.nearest(rules.verdicts, site.sized(rules.sizes), rules.target, rules.dtype)
     if found is None:
         return Decision(site, False, "never measured at this width: left to TensorRT's own fusion")
     return Decision(site, found.wins, found.reason)

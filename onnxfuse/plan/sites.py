@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnxfuse.fusions.base import Match, label
@@ -27,6 +28,10 @@ class Site:
     @property
     def key(self) -> tuple[str, str]:
         return self.fusion, self.output
+
+    def sized(self, sizes: Mapping[str, int]) -> Site:
+        """This site with the lengths that its symbolic axes have in `sizes`."""
+        return replace(self, shape="x".join(str(sizes.get(size, size)) for size in self.shape.split("x")))
 
     @classmethod
     def of(cls, match: Match) -> Site:

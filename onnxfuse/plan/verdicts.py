@@ -113,12 +113,10 @@ def _interval(entry: dict[str, Any], name: str) -> Interval:
 
 
 def shape_class(shape: str) -> tuple[int, int]:
-    """(rows, width) of a site's shape such as "Bx128x768"; symbolic axes count as 1, and an unknown shape is (0, 0)."""
-    if shape == "?":
-        return UNKNOWN_ROWS, 0
-    sizes = [int(size) if size.isdigit() else 1 for size in shape.split("x")] if shape else [1]
-    rows = math.prod(sizes[:-1])
-    return (1 << (rows - 1).bit_length() if rows > 0 else UNKNOWN_ROWS), sizes[-1]
+    """(rows, width) of a site's shape such as "4x128x768"; what depends on a symbolic axis, or on nothing known, is 0."""
+    *leading, last = shape.split("x") if shape else ["1"]
+    rows = math.prod(int(size) for size in leading) if all(size.isdigit() for size in leading) and shape != "?" else UNKNOWN_ROWS
+    return (1 << (rows - 1).bit_length() if rows > 0 else UNKNOWN_ROWS), int(last) if last.isdigit() else 0
 
 
 def release(tensorrt: str) -> tuple[int, ...]:
@@ -187,7 +185,7 @@ def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str 
     rows, width = shape_class(site.shape)
     wanted = dtype or site.dtype
     fitting = [v for v in verdicts if v.fusion == site.fusion and v.width == width and v.variant in (None, site.variant)]
-    if not fitting or site.shape == "?":
+    if not fitting or not width:
         return None
 
     other_gpu = f"not {target.gpu}" if target.gpu else "the GPU is not known"
@@ -198,7 +196,7 @@ def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str 
             other_gpu: of.gpu != target.gpu,
             f"not {wanted}": of.dtype != wanted,
             other_release: target.tensorrt is None or release(of.tensorrt) != release(target.tensorrt),
-            f"{of.rows} rows, not {rows}": of.rows != rows,
+            f"{of.rows} rows, not {rows or 'a known number'}": of.rows != rows or rows == UNKNOWN_ROWS,
         }
 
     def distance(of: Verdict) -> tuple[Any, ...]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from onnxfuse import forms
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.names import shown
 
@@ -74,13 +73,11 @@ def current(content: Any, where: str = "report") -> Report:
 
 def check(report: Mapping[str, Any], where: str = "report") -> None:
     """BadInput where the report does not have the published form: the place and what is wrong there."""
-    fault = next(iter(sorted(_validator().iter_errors(report), key=lambda error: (len(error.absolute_path), error.message))), None)
-    if fault is not None:
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault.absolute_path).lstrip(".")
-        raise BadInput(f"{where}: {shown(place or 'the report')}: {shown(fault.message)}; {REMEDY}")
-
-    wrong = next(_dangling(report), None)
-    if wrong is not None:
+    wrong = forms.flaw(report, "onnxfuse.report", "schema.json")
+    if wrong:
+        raise BadInput(f"{where}: {wrong}; {REMEDY}")
+    wrong = next(_dangling(report), "")
+    if wrong:
         raise BadInput(f"{where}: {shown(wrong)}; {REMEDY}")
 
 
@@ -104,14 +101,6 @@ def _dangling(report: Mapping[str, Any]) -> Iterator[str]:
     for name in (timings["baseline"], *timings["ratios"]) if timings else ():
         if name not in timings["engines"]:
             yield f"timings.engines lacks {name!r}"
-
-
-@cache
-def _validator() -> Any:
-    import jsonschema
-
-    text = resources.files("onnxfuse.report").joinpath("schema.json").read_text(encoding="utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
 
 
 def _optimize_1(content: Report) -> Report:

@@ -127,12 +127,13 @@ def _optimize_verdict(report: Report) -> Verdict:
     sites = report.get("sites") or []
     fused = sum(site["decision"] == "fused" for site in sites)
     kept = len(sites) - fused
-    counts = f"{_many(fused, 'site')} fused"
+    asked = report.get("out", "") is None  # `explain` asks, and writes nothing
+    counts = f"{_many(fused, 'site')} {'would be fused' if asked else 'fused'}"
     if kept:
-        counts += f", {kept} kept as {'it was' if kept == 1 else 'they were'}"
+        counts += f", {kept} left" if asked else f", {kept} kept as {'it was' if kept == 1 else 'they were'}"
     check = report.get("check")
     if not check:
-        return Verdict(None, counts, ("The outputs were not checked.",))
+        return Verdict(None, counts, () if asked else ("The outputs were not checked.",))
     good = bool(check["agrees"])
     sentences = [_agreement(check, "")]
     timed = [bar for bar in bars(report) if bar.ratio]

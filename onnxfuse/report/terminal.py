@@ -71,12 +71,17 @@ def _sites(report: Mapping[str, Any], console: Console) -> None:
     if not found:
         console.print(_text("  no fusion has a site in this model"))
         return
-    table = _table("Sites", "fusion", "fused", "kept", "why kept", right=("fused", "kept"))
+    table = _table("Sites", "fusion", "fused", "kept", "why", right=("fused", "kept"))
     for group in found:
-        reasons = dict.fromkeys(str(site["reason"]) for site in group.sites if site["decision"] != "fused" and site["reason"])
+        reasons = dict.fromkeys(str(site["reason"]) for site in group.sites if site["reason"] and _worth_saying(site))
         why = "; ".join(list(reasons)[:3]) + (f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else "")
         table.add_row(_text(group.fusion), str(group.fused), str(group.kept), _text(why))
     console.print(table)
+
+
+def _worth_saying(site: Mapping[str, Any]) -> bool:
+    """Why a site was kept; why it was fused where that rests on a measurement, which may be an estimate from elsewhere."""
+    return site["decision"] != "fused" or str(site["reason"]).startswith(("won", "estimate"))
 
 
 def _misses(report: Mapping[str, Any], console: Console) -> None:
@@ -98,7 +103,7 @@ def _outputs(name: str, check: Mapping[str, Any], console: Console) -> None:
         style = "" if metrics["agrees"] else "red"
         said = metrics["reason"] if not metrics["agrees"] else "; ".join(metrics.get("notes") or ())
         figures = [summary.figure(metrics["max_abs"]), summary.figure(metrics["max_rel"]), summary.cosine(metrics["cosine"])]
-        share = summary.percent(metrics["used"]) if metrics["used"] is not None else "over"
+        share = summary.percent(metrics["used"]) if metrics.get("used") is not None else "over" if "used" in metrics else ""
         table.add_row(_text(output, style), *figures, share, _text(said, style))
     console.print(table)
     _more(len(outputs), console)

@@ -18,6 +18,7 @@ from onnxfuse.engine.manifest import Manifest, Tensor
 from onnxfuse.engine.run import vouched
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.files import whole_folder
+from onnxfuse.graph.names import shown
 
 TYPES = {
     "float32": "TYPE_FP32",
@@ -50,14 +51,11 @@ def export(engine: Path, repository: Path, *, name: str | None = None, batching:
     `batching` None batches where the first axis is free in every tensor, the same range in every input. Raises BadInput: no engine with a
     manifest of its own, batching that it cannot do, a name that Triton or a file system would misread, a model of that name.
     """
-    try:
-        data = engine.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; name an engine") from None
+    data = manifests.content(engine, "name an engine")
     manifest = vouched(data, engine)
     if manifest is None:
         raise BadInput(f"{engine}: no manifest {manifests.path_of(engine).name} says what its inputs are; put it beside the engine")
-    named = name or engine.stem
+    named = engine.stem if name is None else name
     if not _NAME.fullmatch(named):
         raise BadInput(f"--name {named!r}: a model's name is of letters, digits, '_', '-' and '.'; give another")
     most = max_batch(manifest)
@@ -91,7 +89,7 @@ def why_no_batching(manifest: Manifest) -> str:
         return "it has no input"
     for tensor in (*manifest.inputs, *manifest.outputs):
         if not tensor.shape or tensor.shape[0] != -1:
-            return f"the first axis of {tensor.name} is not free"
+            return f"the first axis of {shown(tensor.name)} is not free" if tensor.shape else f"{shown(tensor.name)} has no axes"
     ranges = {(tensor.min or (0,))[:1] + (tensor.max or (0,))[:1] for tensor in manifest.inputs}
     if len(ranges) > 1:
         return "the first axes of its inputs have different ranges"
@@ -118,7 +116,7 @@ def config(manifest: Manifest, name: str, most: int) -> Iterator[str]:
 
 def _tensor(kind: str, tensor: Tensor, batched: bool) -> Iterator[str]:
     if tensor.dtype not in TYPES:
-        raise BadInput(f"{kind} {tensor.name} is {tensor.dtype}, which Triton does not have; cast it inside the model")
+        raise BadInput(f"{kind} {shown(tensor.name)} is {shown(tensor.dtype)}, which Triton does not have; cast it inside the model")
     shape: Sequence[int] = tensor.shape[1:] if batched else tensor.shape
     # Triton knows no tensor without axes: one of a single element stands for it.
     reshape = "" if shape else " reshape: { shape: [ ] }"

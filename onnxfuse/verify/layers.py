@@ -27,7 +27,9 @@ from onnxfuse.verify.pieces import OWN, Pieces, names_read
 from onnxfuse.verify.reference import Feeds, Kind, Outputs, Runtime
 
 BUDGET = 512 << 20  # bytes of tensors held at once
+MOST_FAILURES = 8  # pieces that are found not to run alone, before no more are looked for
 REFERENCE = "onnxruntime"
+CONSTANT = "constant of the file"
 # A kernel alone may err by this many times what rounding its inputs, weights and result to its type costs, and by this many roundings.
 TIMES_PRICE, ROUNDINGS = 8.0, 4.0
 # Errors of two ways of computing in one precision differ by the order of additions and by what stays in registers: up to this many times.
@@ -61,6 +63,9 @@ class Subject(Protocol):
     def tap(self, name: str) -> str:
         """Where the figures of a tensor come from, in words."""
 
+    def layer(self, name: str) -> str:
+        """The engine's layer that computes a tensor, or part of it; empty for a model."""
+
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         """The edges that `alone` needs for `names`."""
 
@@ -71,18 +76,30 @@ class ModelSubject:
     def __init__(self, name: str, role: str, limits: Tolerance, pieces: Pieces, feeds: Feeds, runtime: Runtime, folder: Path) -> None:
         self.name, self.role, self.limits, self.pieces = name, role, limits, pieces
         self._feeds, self._runtime, self._folder = feeds, runtime, folder
-        self.kinds: Mapping[str, Kind] = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        computed = runtime.kinds(pieces.path, feeds, list(pieces.producers)) if pieces.producers else {}
+        # What the original computes may be a constant here, under the same name.
+        constants = {name: tensor for name, tensor in pieces.constants.items() if name not in computed}
+        held = {name: Kind(np.dtype(t.dtype).name, tuple(t.shape)) for name, t in constants.items() if t.dtype is not None}
+        self.kinds: Mapping[str, Kind] = {**held, **computed}
+        self._pieces_made = 0
 
     def fetch(self, names: Sequence[str]) -> Outputs:
-        return self._runtime.run(self.pieces.path, [self._feeds], list(names))[0] if names else {}
+        computed = [name for name in names if name in self.pieces.producers]
+        found: Outputs = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        if computed:
+            found.update(self._runtime.run(self.pieces.path, [self._feeds], computed)[0])
+        return found
 
     def alone(self, names: Sequence[str], edges: Collection[str], values: Mapping[str, Any], rounded: Any = None) -> Outputs:
         """As the protocol says. rounded: a narrower floating type that inputs, weights and results are rounded to."""
+        constants = {name: query.constant(self.pieces.constants[name]) for name in names if name not in self.pieces.producers}
+        names = [name for name in names if name in self.pieces.producers]
         if not names:
-            return {}
+            return constants
         fed = {name: Kind.fed(np.asarray(array)) for name, array in self._feeds.items()}
         piece = self.pieces.alone(names, edges, {**fed, **self.kinds}, rounded)
-        path = self._folder / "piece.onnx"
+        self._pieces_made += 1  # a runtime knows a file by its name and time
+        path = self._folder / f"piece-{id(self)}-{self._pieces_made}.onnx"
         path.write_bytes(piece.model.SerializeToString())
         feeds = {}
         for name in piece.inputs:
@@ -92,13 +109,19 @@ class ModelSubject:
                 with np.errstate(over="ignore"):
                     value = value.astype(rounded)
             feeds[name] = _as(value, kind) if kind is not None else value.astype(self._feeds[name].dtype)
-        found = self._runtime.run(path, [feeds])[0]
-        made = {name.removeprefix(OWN): value for name, value in found.items()}
+        try:
+            found = self._runtime.run(path, [feeds])[0]
+        finally:
+            path.unlink()
+        made = {**constants, **{name.removeprefix(OWN): value for name, value in found.items()}}
         with np.errstate(over="ignore"):
             return made if rounded is None else {n: v.astype(rounded) if _is_float(v) else v for n, v in made.items()}
 
     def tap(self, name: str) -> str:
-        return REFERENCE
+        return REFERENCE if name in self.pieces.producers else CONSTANT
+
+    def layer(self, name: str) -> str:
+        return ""
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         nodes = {id(node): node for name in names for node in self.pieces.between(name, edges)}
@@ -208,6 +231,7 @@ class _Look:
         self.nonfinite = {s.name: nonfinite.Watch() for s in (reference, *subjects)}
         self.tops: dict[str, float] = {name: _top(np.asarray(value)) for name, value in feeds.items()}
         self.notes: dict[str, None] = {}
+        self.failures = 0  # of pieces run alone
 
     def run(self, progress: Progress) -> Inside:
         rows: list[Row] = []
@@ -301,10 +325,12 @@ class _Look:
             progress(subject.name)
             got[subject.name] = subject.fetch(names)
             progress(f"{subject.name}, piece by piece")
-            alone[subject.name] = self._tried(subject, functools.partial(subject.alone, names, edges, want))
+            alone[subject.name] = self._tried(subject, names, functools.partial(subject.alone, edges=edges, values=want))
             rounded = _rounded(subject)
             priced = [name for name in alone[subject.name] if rounded is not None and self.reference.kinds[name].is_float]
-            price[subject.name] = self._tried(subject, functools.partial(self.reference.alone, priced, edges, want, rounded))
+            price[subject.name] = self._tried(
+                subject, priced, functools.partial(self.reference.alone, edges=edges, values=want, rounded=rounded)
+            )
         true: Outputs = {}
         if self.truth is not None:
             progress("float64")
@@ -314,12 +340,20 @@ class _Look:
             if any(name in values for values in got.values()):  # TensorRT may not write what was tapped
                 yield self._row(name, want[name], got, alone, price, true.get(name))
 
-    def _tried(self, subject: Subject, work: Callable[[], Outputs]) -> Outputs:
+    def _tried(self, subject: Subject, names: Sequence[str], work: Callable[[Sequence[str]], Outputs]) -> Outputs:
+        """What `work` gives for `names`; where it fails, for as many of them as it does not fail for."""
         try:
-            return work()
+            return work(names)
         except OnnxfuseError as error:
-            self.notes[f"{subject.name}: some pieces cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
-            return {}
+            if self.failures >= MOST_FAILURES:
+                self.notes[f"{subject.name}: more pieces than these cannot be run alone, and were not tried one by one"] = None
+                return {}
+            if len(names) == 1:
+                self.failures += 1
+                self.notes[f"{subject.name}: what computes '{names[0]}' cannot be run alone ({str(error).split(': ', 1)[-1]:.160})"] = None
+                return {}
+        half = len(names) // 2
+        return {**self._tried(subject, names[:half], work), **self._tried(subject, names[half:], work)}
 
     # One tensor -----------------------------------------------------------------------------------------------------------
 
@@ -441,14 +475,24 @@ class _Truth:
         self._missing: dict[str, str] = {}
         self._tainted: set[str] = set()
         self._path = reference.pieces.path
-        runtime.truth_start(self._path, feeds, order)
+        self._lost = ""
+        try:
+            runtime.truth_start(self._path, feeds, order)
+        except OnnxfuseError as error:
+            self._lost = f"no evaluation in float64: {error}"
 
     def why(self, name: str) -> str:
-        return self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
+        return self._lost or self._missing.get(name) or self.refused.get(name) or "float64 went another way before it"
 
     def values(self, names: Sequence[str], decisions: Feeds, want: Mapping[str, Any]) -> Outputs:
         """The truth of `names`, less those without one. want: the reference's values of them and of all that their nodes read."""
-        found, missing = self.runtime.truth(self._path, names, decisions)
+        if self._lost:
+            return {}
+        try:
+            found, missing = self.runtime.truth(self._path, names, decisions)
+        except OnnxfuseError as error:  # a child that crashed on something else took it along
+            self._lost = f"the evaluation in float64 ended: {error}"
+            return {}
         self._missing.update(missing)
         doubtful = [
             name

@@ -17,6 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from onnxfuse.errors import OnnxfuseError
 from onnxfuse.fusions.base import label
 from onnxfuse.graph import clean, ir, origin, read, weights, write
 from onnxfuse.graph.convert import Export
@@ -26,6 +27,7 @@ from onnxfuse.verify.reference import Feeds, Kind, Runtime
 from onnxfuse.verify.skim import skeleton
 
 OWN = "onnxfuse.alone:"  # before the name of a tensor that a piece computes, as its inputs have the names themselves
+_MOST_WEIGHTS = 1900 << 20  # bytes; protobuf messages end at 2 GiB
 LOOPS = frozenset({"Loop", "Scan"})
 
 
@@ -135,7 +137,7 @@ def prepare(path: Path, feeds: Feeds, runtime: Runtime, folder: Path) -> Pieces:
     """
     model = read.load(path)
     branches = 0
-    copy = folder / f"{len(list(folder.glob('*.onnx')))}-{path.name}"
+    copy = folder / f"model-{len(list(folder.glob('model-*.onnx')))}.onnx"
     while any(_asks(node) for node in model.graph.nodes):
         write.save(model, copy)
         wanted = list(dict.fromkeys(node.inputs[0].name for node in model.graph.nodes if _asks(node)))
@@ -190,7 +192,10 @@ def _assembled(model: Model, nodes: Sequence[gs.Node], renamed: Collection[str],
         made = proto.graph.node.add()
         export.node(made, node)
         made.output[:] = [OWN + name if name in renamed else name for name in made.output]
-    for tensor in export.constants.get(id(export.main), ()):
+    held = export.constants.get(id(export.main), ())
+    if sum(int(tensor._values.nbytes) for tensor in held) > _MOST_WEIGHTS:
+        raise OnnxfuseError("the weights of a piece are beyond 2 GB; look at the outputs alone, without --layers")
+    for tensor in held:
         made_of = weights.proto(tensor._values, tensor.name, inline=True)
         if rounded is not None and made_of.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
             values = onnx.numpy_helper.to_array(made_of)

@@ -44,6 +44,7 @@ class Running(Protocol):
     def tapped(self, names: Sequence[str]) -> tuple[str, ...]: ...
     def tap(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]: ...
     def layers(self) -> tuple[Layer, ...]: ...
+    def close(self) -> None: ...
 
 
 Build = Callable[..., Running]
@@ -121,6 +122,7 @@ class EngineSubject:
         self._alone: dict[bytes, Running | None] = {}
         self._second: Running | None = None
         self._taps: dict[str, str] = {}
+        self._layers: dict[str, str] = {}
         self._plugins = frozenset(manifest.plugins.ops) if manifest is not None and manifest.plugins is not None else frozenset()
         known = runtime.kinds(pieces.path, feeds, list(pieces.producers))
         self._types = known
@@ -135,6 +137,12 @@ class EngineSubject:
     def _open(self, source: Path, manifest: Manifest, known: Mapping[str, Kind]) -> None:
         """Builds the second engine."""
         prepared = onnx.ModelProto.FromString(prepare.for_parser(source, self._plugins))
+        makers = {name: node.name for node in prepared.graph.node for name in node.output}
+        computing: dict[str, list[str]] = {}
+        for layer in manifest.layers:
+            for node in layer.nodes:
+                computing.setdefault(node, []).append(layer.name)
+        self._layers = {name: ", ".join(computing[node]) for name, node in makers.items() if node in computing}
         names = [name for name in between_layers(prepared, manifest.layers) if name in known and known[name].is_float]
         profiles = {t.name: (t.min, t.opt, t.max) for t in manifest.inputs if t.min and t.opt and t.max}
         if not names:
@@ -146,8 +154,13 @@ class EngineSubject:
             self.notes.append(f"{self.name}: no second engine with taps could be built, so only its outputs are compared ({error})")
             return
         alike = fused_alike(manifest.layers, self._second.layers())
-        makers = {name: node.name for node in prepared.graph.node for name in node.output}
         self._taps = {name: SAME if alike(makers[name]) else OTHER for name in self._second.tapped(names)}
+
+    def close(self) -> None:
+        """Gives back the engines that were built to look into."""
+        for engine in (self._second, *self._alone.values()):
+            if engine is not None:
+                engine.close()
 
     def fetch(self, names: Sequence[str]) -> Outputs:
         found: Outputs = {}
@@ -161,6 +174,9 @@ class EngineSubject:
 
     def tap(self, name: str) -> str:
         return OUTPUT if name in self._outputs else self._taps.get(name, OTHER)
+
+    def layer(self, name: str) -> str:
+        return self._layers.get(name, "")
 
     def needs(self, names: Sequence[str], edges: Collection[str]) -> Collection[str]:
         return {read for name in names if (node := self._plugin(name)) is not None for read in names_read(node) if read in edges}

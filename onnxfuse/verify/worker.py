@@ -194,6 +194,8 @@ class Runner:
         """float64 values; those that cannot be had by float64 alone, with the reason, under "missing". `feeds` are decisions that the
         reference took, which this evaluation is to follow.
         """
+        if self._truth is None:
+            raise Cannot("the process that evaluated it in float64 is gone")
         self._truth.follow({name: self._read(entry) for name, entry in feeds.items()})
         values = self._truth.values(tensors)
         missing = {name: self._truth.missing[name] for name in tensors if name in self._truth.missing}
@@ -203,6 +205,8 @@ class Runner:
         """The one of `tensors` in float64, from these inputs of its node."""
         from onnxfuse.verify.double import NoTruth
 
+        if self._truth is None:
+            return None
         try:
             return self._write(self._truth.again(tensors[0], {name: self._read(entry) for name, entry in feeds.items()}))
         except NoTruth:

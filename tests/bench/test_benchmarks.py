@@ -179,3 +179,12 @@ def test_the_children_run_this_python() -> None:
     status, said = measure.child(["benchmarks.machine"], timeout=120)
     assert status in (0, 3), said
     assert sys.executable
+
+
+@pytest.mark.parametrize("option", ["--budget", "--search-minutes", "--row-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-3", "soon"])
+def test_a_time_that_is_none_is_wrong_usage(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([f"{option}={value}"])
+    assert ended.value.code == 2
+    assert f"argument {option}: {value}: no time; give a number" in capsys.readouterr().err

@@ -79,11 +79,11 @@ def test_a_row_of_policy_measure_is_the_final_timing_of_the_search(tmp_path: Pat
     assert row["ratio"]["median"] == pytest.approx(1 / 0.95, rel=1e-3)
     assert row["sites"] == {"gelu": 1, "skip_layernorm": 1}
     assert [(step["stage"], step["group"], step["verdict"]) for step in row["search"]] == [
-        ("automatic", "TensorRT alone", "draw"), ("alone", "skip_layernorm 16x64", "won"), ("alone", "bias_gelu 16x64", "lost"),
-        ("final", "skip_layernorm 16x64", "won"),
+        ("automatic", "TensorRT alone", "draw"), ("alone", "skip_layernorm 64x64", "won"), ("alone", "bias_gelu 64x64", "lost"),
+        ("final", "skip_layernorm 64x64", "won"),
     ]  # fmt: skip
     assert [(of["group"], of["sites"], of["fused"]) for of in row["decisions"]] == [
-        ("skip_layernorm 16x64", 1, 1), ("bias_gelu 16x64", 1, 0),
+        ("skip_layernorm 64x64", 1, 1), ("bias_gelu 64x64", 1, 0),
     ]  # fmt: skip
     assert (row["agrees"], row["marks"], row["fresh_process"]) == (True, [], True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,11 +93,53 @@ def test_bad_manifests(text: str, says: str) -> None:
         Manifest.from_json(text, "x.engine.json")
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("engine_bytes",), float("inf"), "engine_bytes: inf"),
+        (("sm",), "90", "sm: '90' is not of type 'integer'"),
+        (("plugins",), [], "plugins: "),
+        (("plugins", "file"), "../other.so", "no plain file name"),
+        (("inputs",), "x", "inputs: 'x' is not of type 'array'"),
+        (("inputs", 0), None, r"inputs\[0\]: None is not of type 'object'"),
+        (("inputs", 0, "shape"), [1e400], r"inputs\[0\].shape\[0\]: inf"),
+        (("inputs", 0, "max"), None, r"inputs\[0\].max: None is not of type 'array'"),
+        (("layers", 0, "outputs"), [["fp16"]], r"layers\[0\].outputs\[0\]: "),
+        (("engine_sha256",), "no\nhash", "engine_sha256: .* does not match"),
+    ],
+)
+def test_a_manifest_from_elsewhere_may_hold_anything(path: tuple[str | int, ...], value: object, says: str) -> None:
+    content = json.loads(example().to_json())
+    *folders, last = path
+    place = content
+    for step in folders:
+        place = place[step]
+    place[last] = value
+    with pytest.raises(BadInput, match=rf"x\.engine\.json: damaged engine manifest \(.*{says}") as fault:
+        Manifest.from_json(json.dumps(content), "x.engine.json")
+    assert "\n" not in str(fault.value)
+
+
+def test_a_pipe_is_neither_engine_nor_manifest(tmp_path: Path) -> None:
+    """Reading it would wait for ever."""
+    engine = tmp_path / "m.engine"
+    os.mkfifo(engine)
+    os.mkfifo(manifests.path_of(engine))
+    with pytest.raises(BadInput, match=r"m\.engine: is not an ordinary file; name an engine"):
+        manifests.content(engine, "name an engine")
+    with pytest.raises(BadInput, match=r"m\.engine\.json: cannot be read: is not an ordinary file"):
+        manifests.load(engine)
+    with pytest.raises(BadInput, match="is a directory"):
+        manifests.content(tmp_path, "name an engine")
+
+
 def test_what_changed() -> None:
     manifest = example()
     same = {"gpu": "NVIDIA H200", "sm": 90, "tensorrt": "10.6.0", "driver": "580.1"}
     assert manifests.changes(manifest, **same) == ()
-    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == ("driver: built with 580.1, here is 590.2; it runs, but measure again before you trust old figures",)
+    assert manifests.changes(manifest, **{**same, "driver": "590.2"}) == (
+        "driver: built with 580.1, here is 590.2; it runs, but measure again before you trust old figures",
+    )
 
 
 def test_the_digest_covers_external_data(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxfuse.engine.shapes import InputSpec, Profile, inputs_of, parse
+from onnxfuse.engine.shapes import InputSpec, Profile, inputs_of, parse, sizes_of
 from onnxfuse.errors import BadInput
 from tests.engine import models
 
@@ -77,3 +77,8 @@ def test_inputs_of_a_model(tmp_path: Path) -> None:
     model.graph.input.append(model.graph.input[0])
     model.graph.input[1].name = "w"  # an initializer listed as input, as IR 3 does
     assert inputs_of(models.saved(model, tmp_path)) == (InputSpec("x", ("batch", 5, 64)),)
+
+
+def test_sizes_of_symbolic_axes() -> None:
+    inputs = [InputSpec("ids", ("batch", "length")), InputSpec("image", (3, None, "width")), InputSpec("absent", ("other",))]
+    assert sizes_of(inputs, {"ids": (2, 16), "image": (3, 5, 7)}) == {"batch": 2, "length": 16, "width": 7}

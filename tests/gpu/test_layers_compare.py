@@ -45,6 +45,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 @pytest.fixture(autouse=True)
 def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_latency", lambda *about: None)
+    monkeypatch.setattr(compare, "_by_layer", lambda *about: {})
 
 
 def compared(engines: Engines, *others: Path, memory: int = 512) -> dict[str, Any]:

@@ -165,6 +165,13 @@ def test_the_command(run_cli: Callable[..., object], tmp_path: Path, model: Path
     said = done.stdout.split("--sha256 ")[1].strip()
     assert "python3 'my kit/kit.py'" in done.stdout
     assert target.read_kit(str(tmp_path / "my kit"), said)["gpu"] == "h200"
+    (tmp_path / "my kit" / "more.txt").touch()
+    looked = run_cli("inspect", "my kit")
+    assert looked.returncode == 0, looked.stderr
+    assert f"sha256 of kit.json: {said}" in looked.stdout
+    assert "note: not of the kit: more.txt" in looked.stdout
+    (tmp_path / "my kit" / "fused.onnx").write_bytes(b"other")
+    assert "fused.onnx is missing or not the file" in run_cli("inspect", "my kit").stderr
 
 
 @pytest.mark.parametrize(
@@ -189,3 +196,21 @@ def test_the_commands_refusals(
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("compatible", "says"),
+    [
+        (None, "kit: kit for l4, 1.0 MB: plugins BiasGelu for sm_89;"),
+        ("ampere+", "every GPU from sm_80 on, 1.0 MB: plugins BiasGelu for sm_80 and newer;"),
+    ],
+)
+def test_the_command_says_which_gpus_it_is_for(
+    compatible: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onnxfuse.commands import build_engine
+
+    kit = make.Kit(tmp_path / "kit", gpus.resolve("l4"), "f" * 64, {}, 1_000_000, ("BiasGelu",), 3)
+    monkeypatch.setattr(make, "make", lambda *wanted, **settings: kit)
+    build_engine._make_kit(kit.folder, tmp_path / "m.onnx", "l4", compatible=compatible)
+    assert says in capsys.readouterr().out

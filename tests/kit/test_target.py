@@ -152,6 +152,10 @@ def test_what_is_missing_is_said(kit: Path, run_kit: Run, tmp_path: Path) -> Non
     module = run_kit(kit, PYTHONPATH=str(tmp_path))
     assert module.returncode == 3
     assert "TensorRT cannot be imported here: No module named 'tensorrt'" in module.stderr
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+    arrays = run_kit(kit, PYTHONPATH=str(tmp_path))
+    assert arrays.returncode == 3
+    assert arrays.stderr == "error: numpy is not installed here; `python3 -m pip install numpy`\n"
 
 
 @pytest.mark.parametrize("name", ["automatic.onnx", "fused.onnx", "weights.bin", "reference.npz", "libonnxfuse_plugins.so"])
@@ -307,3 +311,12 @@ def test_bfloat16_is_rounded_half_to_even() -> None:
 def test_scalars_stay_scalars_and_rows_become_contiguous() -> None:
     assert target.to_engine(np.int64(3), "INT64").shape == ()
     assert target.to_engine(np.asfortranarray(np.ones((3, 4), np.float32)), "HALF").flags.c_contiguous
+
+
+def test_its_report_becomes_a_page(kit: Path, run_kit: Run, run_cli: Run, tmp_path: Path) -> None:
+    assert run_kit(kit, *QUICK).returncode == 0
+    done = run_cli("report", kit / "result" / "report.json", "-o", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "block.onnx" in page
+    assert "NVIDIA Stand-in" in page

@@ -216,7 +216,7 @@ def test_verdicts_are_stored(work: Lab, model: Path) -> None:
         "skip_layernorm": pytest.approx(1 / 0.95, rel=1e-3), "bias_gelu": pytest.approx(1 / 1.05, rel=1e-3),
     }  # fmt: skip
     of = known["bias_gelu"]
-    assert (of.variant, of.model, of.rows, of.width, of.dtype) == ("erf", "model", 16, 64, "float32")
+    assert (of.variant, of.model, of.rows, of.width, of.dtype) == ("erf", "model", 32, 64, "float32")
     assert (of.gpu, of.driver, of.tensorrt) == ("h200", "580.1", "10.6.0")
 
 
@@ -248,9 +248,9 @@ def test_the_report_holds_every_candidate(work: Lab, model: Path, tmp_path: Path
     kept = [(step["stage"], step["group"], step["verdict"], step["kept"]) for step in report["plan"]["search"]]
     assert kept == [
         ("automatic", "TensorRT alone", "draw", False),
-        ("alone", "skip_layernorm 16x64", "won", True),
-        ("alone", "bias_gelu 16x64", "lost", False),
-        ("final", "skip_layernorm 16x64", "won", True),
+        ("alone", "skip_layernorm 32x64", "won", True),
+        ("alone", "bias_gelu 32x64", "lost", False),
+        ("final", "skip_layernorm 32x64", "won", True),
     ]
     assert report["timings"]["ratios"]["fused"]["verdict"] == "faster"
     assert report["layers"]["diff"]["summary"] == standin.SUMMARY
@@ -304,7 +304,7 @@ def test_progress_says_what_is_measured_and_how_much_time_is_left(work: Lab, mod
     told: list[str] = []
     measured(model, progress=told.append)
     assert "TensorRT alone (15.0 minutes left)" in told
-    assert any(words.startswith("1 of 2, skip_layernorm 16x64 (1 site) alone (") and words.endswith(" minutes left)") for words in told)
+    assert any(words.startswith("1 of 2, skip_layernorm 32x64 (1 site) alone (") and words.endswith(" minutes left)") for words in told)
     assert "building (" in " ".join(told)  # what the child says
 
 

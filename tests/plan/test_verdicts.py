@@ -31,7 +31,8 @@ def verdict(low: float = 1.01, high: float = 1.03, **changes: Any) -> Verdict:
     [
         ("1x128x768", (128, 768)),
         ("1x100x768", (128, 768)),
-        ("Bx128x768", (128, 768)),
+        ("Bx128x768", (0, 768)),
+        ("128xB", (128, 0)),
         ("?", (0, 0)),
         ("", (1, 1)),
         ("768", (1, 768)),
@@ -142,3 +143,15 @@ def test_the_target_is_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Target.of(gpus.resolve("h200")) == Target("h200")
     monkeypatch.setattr(trt, "gpu", absent)
     assert Target.of(None) == Target()
+
+
+def test_a_symbolic_axis_is_an_estimate_until_its_length_is_known() -> None:
+    """A model with a free length was measured at one; at an unknown one that is no measurement."""
+    free = replace(SITE, shape=SITE.shape.replace("1x", "Bx", 1))
+    assert free.shape != SITE.shape
+    unknown, known = (verdicts.nearest([verdict()], site, H200) for site in (free, free.sized({"B": 1})))
+    assert unknown is not None
+    assert known is not None
+    assert unknown.estimate
+    assert "a known number" in unknown.reason
+    assert known.estimate == ()

@@ -78,3 +78,14 @@ def test_glue_compiles_with_the_official_headers(version: str, headers: Callable
     flags = ["-std=c++17", "-Wall", "-Werror", "-fsyntax-only", *include_flags(headers(version), nvcc)]
     for source in sorted(plugins.sources().rglob("*.cpp")):
         subprocess.run(["g++", *flags, str(source)], check=True)
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_cpp_example_compiles_with_the_official_headers(
+    version: str, headers: Callable[[str], Path], nvcc: plugins.Nvcc, root: Path
+) -> None:
+    cuda = nvcc.path.parent.parent / "include"
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-fsyntax-only"]
+    include = ["-isystem", str(headers(version)), "-isystem", str(cuda)]
+    subprocess.run(["g++", *flags, *include, str(root / "examples" / "cpp" / "run_engine.cpp")], check=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from onnxfuse.report import summary, terminal
+from onnxfuse.errors import BadInput
+from onnxfuse.report import html, read, summary, terminal
 from tests.report import sample
 
 
-def shown(report: dict[str, object]) -> str:
+def shown(report: dict[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=200, color_system=None)
     terminal.show(report, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -23,6 +26,23 @@ def test_optimize_shows_sites_misses_and_outputs() -> None:
     assert text.startswith("✓ y.onnx: 3 sites fused, 1 kept as it was; the outputs agree")
     for words in ("layernorm", "bias_gelu", "no verdict y", "constant is y", "NaN at the same 1 place", "note: a note on y"):
         assert words in text
+
+
+def test_what_would_be_done_is_not_called_done() -> None:
+    """`explain` writes nothing, and checks nothing."""
+    report = sample.optimize()
+    del report["check"]
+    text = shown({**report, "out": None})
+    assert text.startswith("· y.onnx: 3 sites would be fused, 1 left\n")
+    assert "not checked" not in text
+    assert "The outputs were not checked." in shown(report)
+
+
+def test_a_site_that_is_fused_on_an_estimate_says_so() -> None:
+    report = sample.optimize()
+    assert "canonical" not in shown(report)
+    report["sites"][0]["reason"] = "estimate, from H200 (not l4): won: 1.110 times as fast"
+    assert "estimate, from H200 (not l4): won: 1.110 times as fast" in " ".join(shown(report).split())
 
 
 def test_disagreement_is_first_and_says_why() -> None:
@@ -38,6 +58,18 @@ def test_hostile_names_print_as_text() -> None:
         text = shown(report)
         assert "\x1b" not in text
         assert "[bold]" in text
+
+
+def test_parts_that_a_report_need_not_have_are_not_missed() -> None:
+    report = sample.optimize()
+    for metrics in report["check"]["outputs"].values():
+        del metrics["used"]
+    read.check(report)
+    assert "outputs agree" in shown(report)
+    assert "outputs agree" in html.page(report)
+    report["check"]["tolerance"]["rules"] = None
+    with pytest.raises(BadInput, match=r"check\.tolerance\.rules: None is not of type 'array'"):
+        read.check(report)
 
 
 def test_figures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from onnxfuse.bench import child
 from onnxfuse.commands import bisect as command
 from onnxfuse.errors import OnnxfuseError
-from onnxfuse.verify.bisect import words
+from onnxfuse.verify.bisect import engines, words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
 from tests.verify import plants
@@ -60,14 +61,14 @@ def test_runs_of_one_engine_are_made_together(tmp_path: Path, runtime: Runtime, 
     calls: list[object] = []
     stand_in = process(runtime)
     monkeypatch.setattr(child, "run", lambda *arguments: calls.append(arguments) or stand_in(*arguments))
-    engines = Engines(tmp_path, runs=3)
+    made = Engines(tmp_path, runs=3)
     feeds = [plants.encoder_feeds(0), plants.encoder_feeds(1)]
     for _ in range(3):
-        outputs = engines.run(fused, feeds)
+        outputs = made.run(fused, feeds)
         for got, feed in zip(outputs, feeds, strict=True):
             np.testing.assert_array_equal(got["y"], runtime.run(fused, [feed])[0]["y"])
     assert len(calls) == 1
-    engines.run(fused, feeds)
+    made.run(fused, feeds)
     assert len(calls) == 2
 
 
@@ -83,9 +84,9 @@ def test_an_engine_that_crashes_gives_nothing(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "model.onnx"
     onnx.save(plants.gated(), path)
     monkeypatch.setattr(child, "run", lambda *arguments: (-11, f"{child.STEP}run\n"))
-    engines = Engines(tmp_path, 2)
-    assert engines.run(path, [{"x": np.zeros((4, 32), np.float32)}]) == [{}]
-    assert "SIGSEGV" in engines.faults[0]
+    made = Engines(tmp_path, 2)
+    assert made.run(path, [{"x": np.zeros((4, 32), np.float32)}]) == [{}]
+    assert "SIGSEGV" in made.faults[0]
 
 
 def test_shapes_cover_all_feeds() -> None:
@@ -181,3 +182,41 @@ def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, 
     assert report["baseline"] > 1
     assert "disagrees with every site off, too" in words.headline(report)
     assert not (tmp_path / "found").exists()
+
+
+def test_the_process_builds_once_and_writes_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from onnxfuse.engine import build, run
+    from onnxfuse.engine.trt import TensorSpec
+
+    signature, asked = inspect.signature(build.build), []
+
+    class Loaded:
+        inputs = (TensorSpec("x", "float16", (4,), True, False),)
+        count = 0
+
+        def __enter__(self) -> Loaded:
+            return self
+
+        def __exit__(self, *about: object) -> None:
+            pass
+
+        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            assert feeds["x"].dtype == np.float16
+            self.count += 1
+            return {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "b": feeds["x"].astype(ml_dtypes.bfloat16)}
+
+    monkeypatch.setattr(build, "build", lambda *places, **names: asked.append(signature.bind(*places, **names).arguments))
+    monkeypatch.setattr(run.Engine, "load", lambda path: Loaded())
+    np.savez(tmp_path / "feed0.npz", x=np.ones(4, np.float32))
+    order = {"model": "m.onnx", "engine": "e.engine", "shapes": ["x:4"], "cache": "c", "feeds": [str(tmp_path / "feed0.npz")], "runs": 3}
+    (tmp_path / "order.json").write_text(json.dumps({**order, "out": str(tmp_path / "outputs")}))
+    engines.main(str(tmp_path / "order.json"))
+    assert len(asked) == 1
+    assert (asked[0]["model"], asked[0]["out"], asked[0]["shapes"]) == (Path("m.onnx"), Path("e.engine"), ["x:4"])
+    assert f"{child.STEP}run" in capfd.readouterr().out
+    for turn in range(3):
+        with np.load(tmp_path / f"outputs.{turn}.0.npz") as data:
+            assert {name: data[name].dtype.name for name in data.files} == {"y": "float32", "n": "int64", "b": "float32"}
+            np.testing.assert_array_equal(data["y"], np.full(4, 2.0 + turn))

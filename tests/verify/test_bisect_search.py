@@ -140,6 +140,36 @@ def test_two_faults_within_the_limit_that_are_over_it_together() -> None:
     assert kinds(finding) == [("sum", {"s5", "s6"})]
 
 
+GROUPS = {site: "norm" if index % 3 else "gelu" for index, site in enumerate(SITES)}
+
+
+@pytest.mark.parametrize("each", [50.0, 0.3])
+def test_a_kernel_that_is_wrong_everywhere_is_no_rounding(each: float) -> None:
+    """Two of three sites are wrong, by as much: over the limit alone, or only all of them together."""
+    norms = {site for site, group in GROUPS.items() if group == "norm"}
+    finding = search(SITES, lambda on: rounding(on, 0.002) + rounding(on & norms, each), groups=GROUPS)
+    assert kinds(finding) == [("group", norms)]
+    assert finding.rest < 0.1
+
+
+def test_a_kernel_that_is_all_there_is_and_wrong_everywhere() -> None:
+    groups = dict.fromkeys(SITES, "norm")
+    assert kinds(search(SITES, lambda on: rounding(on, 5.0), groups=groups)) == [("group", set(SITES))]
+    assert search(SITES, lambda on: rounding(on, 0.3), groups=groups).verdict == "rounding"
+
+
+def test_groups_that_round_alike_are_not_accused() -> None:
+    assert search(SITES, lambda on: rounding(on, 0.3), groups=GROUPS).verdict == "rounding"
+    assert search(SITES, lambda on: rounding(on, 3.0), groups=GROUPS).verdict == "rounding"
+
+
+def test_a_wrong_site_is_found_beside_a_kernel_that_is_wrong_everywhere() -> None:
+    norms = {site for site, group in GROUPS.items() if group == "norm"}
+    finding = search(SITES, lambda on: rounding(on, 0.002) + rounding(on & norms, 20.0) + 500 * ("s9" in on), groups=GROUPS)
+    assert ("site", {"s9"}) in kinds(finding)
+    assert set(finding.guilty) == {"s9", *norms}
+
+
 def test_a_single_site_that_is_all_there_is() -> None:
     assert kinds(search(["only"], lambda on: 3.0 * len(on))) == [("site", {"only"})]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -31,7 +32,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def inside(precision: str, errors: dict[str, float], agrees: bool = True) -> Inside:
     """One output; the errors of "ort", "automatic" and "fused", as norms."""
     limits = check.tolerance(precision)
-    subjects = tuple(SimpleNamespace(name=f"{role}.engine", role=role, limits=limits) for role in ("automatic", "fused") if role in errors)
+    roles = [role for role in ("automatic", "fused") if role in errors]
+    subjects = tuple(SimpleNamespace(name=f"{role}.engine", role=role, limits=limits, layer=lambda name: "") for role in roles)
     found = {
         name if name == "ort" else f"{name}.engine": Metrics(True, relative_rms=error, max_abs=error) for name, error in errors.items()
     }
@@ -63,19 +65,33 @@ def test_the_price_of_a_precision_is_told_from_a_fault(precision: str, errors: d
     assert set(found["outputs"]["y"]) == {"onnxruntime_float32" if name == "ort" else name for name in errors}
 
 
-def test_what_precision_does_not_explain_is_wrong() -> None:
-    found = budget.error_budget(inside("float16", {"ort": 1e-7, "fused": 0.3}, agrees=False))
-    assert found["verdicts"]["y"]["kind"] == "wrong"
-    assert "0.3 is more than float16 explains" in found["summary"]
+@pytest.mark.parametrize(
+    ("alone", "wrong", "kind", "words"),
+    [
+        (True, True, "wrong", "a piece is wrong by itself, see tensor 'y'"),
+        (True, False, "price", "no piece is wrong by itself, so rounding adds up or is amplified"),
+        (False, False, "unknown", "compare with the automatic engine of the same precision as well"),
+    ],
+)
+def test_beyond_the_limits_the_pieces_tell(alone: bool, wrong: bool, kind: str, words: str) -> None:
+    found = inside("float16", {"ort": 1e-7, "fused": 0.3}, agrees=False)
+    row = dataclasses.replace(
+        found.rows[0],
+        alone={"fused.engine": Metrics(not wrong)} if alone else {},
+        wrong={"fused.engine": "far off"} if wrong else {},
+    )
+    said = budget.error_budget(dataclasses.replace(found, rows=(row,)))
+    assert said["verdicts"]["y"]["kind"] == kind
+    assert "0.3 is beyond the limits of float16" in said["summary"]
+    assert words in said["summary"]
 
 
 def test_both_far_from_the_truth_by_as_much_is_nobodys_fault() -> None:
     """An output that float32 itself cannot have: it differs from the reference, but is as near to float64."""
     found = inside("float32", {"ort": 1e-2, "fused": 1.2e-2}, agrees=False)
-    assert budget.verdict(found, found.subjects[0])["first"] is None
-    assert (
-        "1 more differ from the reference by no more than both differ from float64" in budget.verdict(found, found.subjects[0])["sentences"]
-    )
+    said = budget.verdict(found, found.subjects[0])
+    assert said["first"] is None
+    assert "1 of them differ from the reference by no more than both differ from float64" in said["sentences"]
     far = inside("float32", {"ort": 1e-2, "fused": 1e-1}, agrees=False)
     said = budget.verdict(far, far.subjects[0])
     assert said["first"]["nodes"] == ["add", "gelu"]

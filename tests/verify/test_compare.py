@@ -14,8 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxfuse.bench.layers import LayerTime
 from onnxfuse.commands import compare
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import reference
 from tests.verify.conftest import Save
 
@@ -152,7 +153,7 @@ class Stand:
         self.output_specs = tuple(SimpleNamespace(name=n, dtype="float16", shape=(-1, 8)) for n in ("scaled", "other"))
         tensor = SimpleNamespace(name="x", dtype="float32", shape=(-1, 8), opt=(4, 8))
         layer = SimpleNamespace(inputs=(dtype,), outputs=(dtype,))
-        self.manifest = SimpleNamespace(inputs=(tensor,), layers=(layer,), gpu="a GPU")
+        self.manifest = SimpleNamespace(inputs=(tensor,), layers=(layer,), gpu="a GPU", plugins=None)
         self.changed: tuple[str, ...] = ()
 
     def __enter__(self) -> Stand:
@@ -173,12 +174,21 @@ def engines(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     from onnxfuse.engine import run as engine_run
     from onnxfuse.report import machine
 
+    stands: dict[Path, Stand] = {}
+
+    def profile(engine: Stand) -> tuple[LayerTime, ...]:
+        if engine is stands.get(tmp_path / "unprofiled.engine"):
+            raise OnnxfuseError("no profiler here")
+        return (LayerTime("mul", "PluginV3" if engine.manifest.plugins else "kgen", ("mul",), 2.0 * engine.factor),)
+
     def compared(wanted: dict[str, tuple[float, str]]) -> dict[str, Any]:
         model = scaled(save, "m", 2.0)
-        stands = {tmp_path / name: Stand(model, *about) for name, about in wanted.items()}
-        for path in stands:
+        stands.update({tmp_path / name: Stand(model, *about) for name, about in wanted.items()})
+        for path, stand in stands.items():
             path.write_bytes(b"")
-        monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path: stands[path]))
+            stand.manifest.plugins = None if path.name == "automatic.engine" else "sha"
+        monkeypatch.setattr("onnxfuse.bench.layers.profile", lambda engine, feeds: profile(engine))
+        monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path, trust=False: stands[path]))
         monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
         samples = {name: [(2.0 if i == 0 else 1.0) + 0.001 * (k % 5) for k in range(50)] for i, name in enumerate(wanted)}
         timings = SimpleNamespace(
@@ -206,6 +216,18 @@ def test_engines_are_compared_and_timed_side_by_side(engines: Callable[..., dict
     assert latency["ratios"]["fused.engine"]["verdict"] == "faster"
     assert latency["ratios"]["fused.engine"]["median"] == pytest.approx(2.0, rel=0.01)
     assert latency["marks"] == ["a mark"]
+    assert [report["layers"][side][0]["type"] for side in ("automatic", "fused")] == ["kgen", "PluginV3"]
+    assert report["layers"]["diff"]["plugins"] == 1
+
+
+def test_without_an_automatic_and_a_fused_engine_there_are_no_profiles(engines: Callable[..., dict[str, Any]]) -> None:
+    assert "layers" not in engines({"fused.engine": (1.0, "fp16"), "again.engine": (1.0, "fp16")})
+
+
+def test_a_profile_that_fails_is_a_note(engines: Callable[..., dict[str, Any]]) -> None:
+    report = engines({"automatic.engine": (1.0, "fp16"), "unprofiled.engine": (1.0, "fp16")})
+    assert report["agrees"]
+    assert report["notes"] == ["layers: no profiler here"]
 
 
 def test_an_engine_that_is_wrong_is_named(engines: Callable[..., dict[str, Any]]) -> None:

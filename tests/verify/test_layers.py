@@ -172,9 +172,53 @@ def test_an_infinity_in_the_middle(look: Look, tmp_path: Path) -> None:
     said = verdict(found)
     assert said["wrong"]["tensor"] == tensor
     assert (said["wrong"]["fusion"], said["wrong"]["node"]) == ("bias_gelu", "bias_gelu_1")
-    source = found.nonfinite["other"]
+    # What comes out of the fused node is large, and finite; the product behind it is not.
     assert set(found.nonfinite) == {"other"}
-    assert source.op in ("BiasGelu", "MatMul")
+    assert found.nonfinite["other"].node == "l1_down_matmul"
+    assert found.nonfinite["other"].inputs[0].startswith("values from ")
+
+
+def test_an_infinity_that_a_fused_node_makes(look: Look, tmp_path: Path) -> None:
+    original, target, tensor = planted(tmp_path, plants.encoder(), lambda m: plants.infinite(m, "skip_layernorm_1", 2))
+    found = look(original, target, plants.encoder_feeds())
+    source = found.nonfinite["other"]
+    assert (source.tensor, source.node, source.op, source.what) == (tensor, "skip_layernorm_1", "SkipLayerNormalization", "infinity")
+    assert "3e+38" in source.sentence
+    assert verdict(found)["wrong"]["node"] == "skip_layernorm_1"
+
+
+def test_one_piece_that_cannot_be_run_alone_does_not_blind_the_rest(
+    look: Look, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, target, tensor = planted(tmp_path, plants.encoder(), lambda m: plants.wrong_epsilon(m, "skip_layernorm_1"))
+    right = layers.ModelSubject.alone
+
+    def alone(self: Any, names: Any, edges: Any, values: Any, rounded: Any = None) -> Any:
+        if "l0_scores_out" in names:
+            raise reference.OnnxfuseError("piece.onnx: it does not run")
+        return right(self, names, edges, values, rounded)
+
+    monkeypatch.setattr(layers.ModelSubject, "alone", alone)
+    found = look(original, target, plants.encoder_feeds())
+    assert [row.name for row in found.rows if not row.alone] == ["l0_scores_out"]
+    assert verdict(found)["wrong"]["tensor"] == tensor
+    assert any("what computes 'l0_scores_out' cannot be run alone (it does not run)" in note for note in found.notes)
+
+
+def test_a_child_that_is_gone_takes_the_truth_along_and_nothing_else(look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = chain(tmp_path, "a", 6, 1000), chain(tmp_path, "b", 6, 1000)
+    before = Runtime.truth
+
+    def truth(self: Runtime, model: Path, tensors: Any, decisions: Any) -> Any:
+        if "t3" in tensors:
+            self._stop()
+        return before(self, model, tensors, decisions)
+
+    monkeypatch.setattr(Runtime, "truth", truth)
+    found = look(a, b, {"x": np.linspace(0, 1, 1000, dtype=np.float32).reshape(250, 4)}, truth=True, budget=1)
+    assert len(found.rows) == 6
+    assert [bool(row.errors) for row in found.rows] == [True, True, True, False, False, False]
+    assert "the process that evaluated it in float64 is gone" in found.rows[3].truth
 
 
 @pytest.mark.parametrize("precision", ["fp16"])
@@ -417,6 +461,26 @@ def test_memory_stays_bounded_where_the_tensors_are_many_times_as_large(tmp_path
 
 
 # ----------------------------------------------------------------------------------------------------------------- rest
+
+
+def test_what_became_a_constant_is_compared_too(look: Look, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Exp", ["w"], ["e"], "exp"),
+        helper.make_node("Mul", ["x", "e"], ["y"], "mul"),
+    ]
+    original = simple(nodes, tmp_path, "a", {"w": [0.5, 1.0, 1.5, 2.0]})
+    pipeline.optimize(original, tmp_path / "b.onnx", check=False)
+    folded = plants.edited(tmp_path / "b.onnx")
+    assert [node.op_type for node in folded.graph.node] == ["Mul"]
+    feeds = {"x": np.arange(4, dtype=np.float32)}
+    row = next(row for row in look(original, tmp_path / "b.onnx", feeds, truth=True).rows if row.name == "e")
+    assert row.taps["other"] == layers.CONSTANT
+    assert row.against["other"].agrees
+    plants.set_weight(folded, "e", plants.weight(folded, "e") * 1.01)
+    onnx.save(folded, tmp_path / "b.onnx")
+    found = look(original, tmp_path / "b.onnx", feeds)
+    assert verdict(found)["first"]["tensor"] == verdict(found)["wrong"]["tensor"] == "e"
+    assert verdict(found)["wrong"]["node"] == "exp"
 
 
 def test_a_folded_constant_and_external_weights_are_no_obstacle(look: Look, tmp_path: Path) -> None:

@@ -114,6 +114,9 @@ class Stand:
         assert set(names) <= set(self.marked)
         return self._values(feeds, names)
 
+    def close(self) -> None:
+        pass
+
     def layers(self) -> tuple[Layer, ...]:
         return self.table
 
@@ -196,6 +199,9 @@ def test_tensors_between_layers_are_taken_from_a_second_engine(subject: Any) -> 
     rows = {row.name: row for row in found.rows}
     assert rows["y"].taps["fused.engine"] == taps.OUTPUT
     assert rows["l0_scores_out"].taps["fused.engine"] == taps.SAME
+    # TensorRT's layers are led back to the nodes.
+    assert engine.layer("l0_scores_out") == "l0_scores"
+    assert budget.tensors(found)[-1]["layer"] == "last"
     assert asked[0]["taps"][0] in rows
     assert asked[0]["plugin_ops"] == PLUGINS
     # Each plugin ran alone; nothing else did.
@@ -212,6 +218,7 @@ def test_a_wrong_plugin_is_told_from_what_comes_after_it(subject: Any) -> None:
     said = budget.verdict(found, engine)
     assert said["wrong"]["tensor"] == "l0_gelu_mul_half_out"
     assert (said["wrong"]["fusion"], said["wrong"]["node"]) == ("bias_gelu", "bias_gelu")
+    assert "in layer 'bias_gelu'" in said["sentences"][0]
     norm = next(row for row in found.rows if row.name == "l0_mlp_norm_out")
     assert not norm.against["fused.engine"].agrees
     assert norm.alone["fused.engine"].agrees
@@ -244,10 +251,11 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
         stand.manifest = made_of(fused, table, ops, "fp16")  # type: ignore[attr-defined]
         stands[tmp_path / name] = stand
         (tmp_path / name).write_bytes(b"")
-    monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path: stands[path]))
+    monkeypatch.setattr(engine_run.Engine, "load", classmethod(lambda cls, path, **about: stands[path]))
     monkeypatch.setattr(machine, "describe", lambda gpu: {"gpu": str(gpu)})
     monkeypatch.setattr(compare, "_load_plugins", lambda engines: None)
     monkeypatch.setattr(compare, "_latency", lambda *about: None)
+    monkeypatch.setattr(compare, "_by_layer", lambda *about: {})
 
     def in_memory(model: Path, *, profiles: Any = None, plugin_ops: Any = (), taps: Sequence[str] = ()) -> Stand:
         wrong = "BiasGelu" if plugin_ops else ""

@@ -63,7 +63,8 @@ if (data.tensors) {
   const redraw = chart("chart-tensors", (width) => {
     const all = points();
     const least = d3.min(all.filter((p) => p.y > 0), (p) => p.y) ?? 1e-9;
-    const floor = least / 4;
+    const floor = least / 9; // where "no difference" stands
+    const most = d3.max(all, (p) => p.y) || 1e-8;
     for (const p of all) p.shown = p.y > 0 ? p.y : floor;
     const marked = data.tensors.map((tensor, i) => ({ tensor, i })).filter(({ tensor }) => tensor.fusion);
     const bad = all.filter((p) => p.tensor.agrees === false && (p.way === "compared" || p.way === "fused"));
@@ -71,12 +72,15 @@ if (data.tensors) {
     return Plot.plot({
       ...base, width, height: 340, marginLeft: 62, marginRight: 14, marginBottom: 44, marginTop: 24,
       x: { label: "tensor, in topological order →", domain: [-0.5, data.tensors.length - 0.5], ticks: Math.min(10, data.tensors.length), tickFormat: (i) => (Number.isInteger(i) ? String(i + 1) : "") },
-      y: { type: "log", label: `↑ ${{ max_abs: "max abs error", max_rel: "max relative error", relative_rms: "norm of the error / norm", ulp: "error in ULP", cosine: "1 − cosine" }[metric]}`, grid: true, ticks: 6, tickFormat: (y) => (y >= 0.01 && y < 1e4 ? String(Number(y.toPrecision(2))) : y.toExponential(0)) },
+      y: { type: "log", domain: [floor / 2, Math.max(most * 1.6, least * 2)], label: `↑ ${{ max_abs: "max abs error", max_rel: "max relative error", relative_rms: "norm of the error / norm", ulp: "error in ULP", cosine: "1 − cosine" }[metric]}`, grid: true, ticks: 6, tickFormat: (y) => (y >= 0.01 && y < 1e4 ? String(Number(y.toPrecision(2))) : y.toExponential(0)) },
       color: colour,
       marks: [
         Plot.ruleX(marked, { x: "i", stroke: (m) => colourOf(m.tensor.fusion), strokeWidth: Math.max(2, Math.min(12, width / data.tensors.length - 1)), strokeOpacity: 0.14 }),
-        Plot.line(all, { x: "i", y: "shown", z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
-        Plot.dot(all, { x: "i", y: "shown", fill: (p) => (p.y > 0 ? p.way : "none"), stroke: "way", r: data.tensors.length > 400 ? 1.8 : 3 }),
+        all.some((p) => p.y === 0) ? Plot.ruleY([floor], { stroke: "var(--line)" }) : null,
+        all.some((p) => p.y === 0) ? Plot.text([floor], { y: (y) => y, frameAnchor: "left", text: () => "none", textAnchor: "end", dx: -9, fill: "var(--quiet)" }) : null,
+        Plot.line(all, { x: "i", y: (p) => (p.y > 0 ? p.y : NaN), z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
+        Plot.dot(all.filter((p) => p.y === 0), { x: "i", y: "shown", fill: "var(--paper)", stroke: "var(--bar)", r: 2 }),
+        Plot.dot(all.filter((p) => p.y > 0), { x: "i", y: "shown", fill: "way", r: data.tensors.length > 400 ? 2 : 3.2 }),
         Plot.ruleX(bad.slice(0, 1), { x: "i", stroke: "var(--bad)", strokeWidth: 1.5, strokeDasharray: "4 3" }),
         Plot.text(bad.slice(0, 1), { x: "i", frameAnchor: "top", text: () => "first that differs", fill: "var(--bad)", dy: -12, textAnchor: bad[0]?.i > data.tensors.length / 2 ? "end" : "start", fontWeight: 600 }),
         Plot.dot(bad, { x: "i", y: "shown", r: 7.5, stroke: "var(--paper)", strokeWidth: 5 }),
@@ -104,18 +108,20 @@ if (data.budget) {
   const key = data.budget.figure[0];
   const points = data.budget.outputs.flatMap(([name, errors]) => errors.map((error, k) => ({ name, way: data.budget.ways[k], y: error?.[key] })).filter((p) => p.y !== null && p.y !== undefined));
   const least = d3.min(points.filter((p) => p.y > 0), (p) => p.y) ?? 1e-9;
-  for (const p of points) p.shown = p.y > 0 ? p.y : least / 4;
+  const ends = [least / 3, (d3.max(points, (p) => p.y) || least) * 2];
+  for (const p of points) p.shown = p.y > 0 ? p.y : ends[0];
   const names = data.budget.outputs.map(([name]) => name);
   chart("chart-budget", (width) => {
     const left = Math.min(320, Math.max(90, d3.max(names, (n) => n.length) * 7.2 + 16), width * 0.4);
     return Plot.plot({
-      ...base, width, height: 64 + Math.min(names.length, 40) * 30, marginLeft: left, marginRight: 30, marginTop: 8, marginBottom: 40,
-      x: { type: "log", label: `${data.budget.figure[1]} →`, grid: true, ticks: 6, tickFormat: (x) => x.toExponential(0) },
+      ...base, width, height: 64 + Math.min(names.length, 40) * 30, marginLeft: left, marginRight: 30, marginTop: 20, marginBottom: 40,
+      x: { type: "log", domain: ends, label: `${data.budget.figure[1]} →`, grid: true, ticks: 6, tickFormat: (x) => x.toExponential(0) },
       y: { domain: names.slice(0, 40), label: null, tickSize: 0, tickFormat: (n) => cut(visible(n), Math.floor(left / 7)) },
       color: { domain: data.budget.ways, range: colours, legend: true },
       marks: [
         Plot.ruleY(names.slice(0, 40), { y: (n) => n, stroke: "var(--line)" }),
-        Plot.dot(points, { x: "shown", y: "name", fill: "way", r: 5.5, stroke: "var(--paper)", clip: true }),
+        Plot.dot(points, { x: "shown", y: "name", fill: "way", r: 5.5, stroke: "var(--paper)" }),
+        points.some((p) => p.y === 0) ? Plot.text([ends[0]], { x: (x) => x, frameAnchor: "top", text: () => "none", dy: -8, fill: "var(--quiet)" }) : null,
         Plot.tip(points, Plot.pointer({ x: "shown", y: "name", title: (p) => `${p.way}: ${figure(p.y)}` })),
       ],
     });

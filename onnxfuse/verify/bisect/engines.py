@@ -40,6 +40,7 @@ class Engines:
         self.timeout = timeout
         self.faults: list[str] = []
         self._model: tuple[Path, int] | None = None
+        self._engine = folder / "last.engine"  # of that model, where it could be built
         self._left: collections.deque[Sequence[Outputs]] = collections.deque()
 
     def run(self, model: Path, feeds: Sequence[Feeds]) -> Sequence[Outputs]:
@@ -47,9 +48,12 @@ class Engines:
         fails or crashes. OnnxfuseError: it cannot be built.
         """
         asked = model, model.stat().st_mtime_ns
-        if asked != self._model or not self._left:
-            self._left = collections.deque(self._made(model, feeds))
+        if asked != self._model:
+            self._left.clear()
+            self._engine.unlink(missing_ok=True)
             self._model = asked
+        if not self._left:
+            self._left.extend(self._made(model, feeds))
         return self._left.popleft()
 
     def _made(self, model: Path, feeds: Sequence[Feeds]) -> list[Sequence[Outputs]]:
@@ -62,7 +66,7 @@ class Engines:
             np.savez(path, **{name: _plain(array) for name, array in feed.items()})  # type: ignore[arg-type]
         order = {
             "model": str(model),
-            "engine": str(folder / "model.engine"),
+            "engine": str(self._engine),
             "shapes": shapes(feeds),
             "cache": str(self.folder / "timing.cache"),
             "feeds": [str(path) for path in given],
@@ -105,7 +109,8 @@ def main(request: str) -> None:
     from onnxfuse.engine.run import Engine, cast_feeds
 
     order = json.loads(Path(request).read_text(encoding="utf-8"))
-    build.build(Path(order["model"]), Path(order["engine"]), shapes=order["shapes"], timing_cache=Path(order["cache"]))
+    if not Path(order["engine"]).exists():
+        build.build(Path(order["model"]), Path(order["engine"]), shapes=order["shapes"], timing_cache=Path(order["cache"]))
     print(f"{child.STEP}{_RUN}", flush=True)
     feeds = []
     for path in order["feeds"]:

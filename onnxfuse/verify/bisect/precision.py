@@ -31,6 +31,9 @@ _MOVES = frozenset(
     """Abs Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Max MaxPool Min Neg Pad Relu Reshape Slice
     SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where""".split()  # noqa: SIM905
 )
+# Share of the limit that what is left in half precision may take: other inputs round otherwise.
+ROOM = 0.75
+FEW = 24  # nodes that a person may want to read the names of
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,10 @@ class Remedy:
     """What must stay in float32.
 
     verdict: "agree" (nothing need), "found", or "elsewhere" (it disagrees with every node in float32). keep: nodes by name, or by their
-    first output. figure: the disagreement with all in half precision; remaining: with `keep` in float32. alone: with just that node in
-    half precision. nodes: how many the search was over. complete: whether the limit on tries sufficed; if not, `keep` does
-    agree, and may be larger than it need be.
+    first output. types: the fewest operator types that suffice. figure: the disagreement with all in half precision; remaining: with
+    `keep` in float32. alone: with just that node in half precision. nodes: how many the search was over. diffuse: rounding adds up
+    over so many nodes that they were not narrowed down. complete: whether the limit on tries sufficed; if not, `keep` does agree, and
+    may be larger than it need be.
     """
 
     verdict: str
@@ -48,20 +52,27 @@ class Remedy:
     keep: tuple[str, ...] = ()
     remaining: float = math.nan
     alone: Mapping[str, float] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
     nodes: int = 0
     tries: int = 0
+    diffuse: bool = False
     complete: bool = True
 
     def options(self, nodes: Mapping[str, str]) -> tuple[str, ...]:
-        """`keep` as values of --keep-fp32: an operator type where each of its `nodes` (name -> operator type) is in it."""
+        """`keep` as values of --keep-fp32: an operator type where each of its `nodes` (name -> operator type) is in it, or where nodes are
+        too many to be named.
+        """
+        if self.diffuse:
+            return self.types
         counts, kept = Counter(nodes.values()), Counter(nodes[name] for name in self.keep)
         whole = [op for op in kept if kept[op] == counts[op] > 1]
         return (*whole, *(name for name in self.keep if nodes[name] not in whole))
 
 
 def fewest(nodes: Mapping[str, str], oracle: Oracle, *, limit: int = 1000, say: Progress = lambda text: None) -> Remedy:
-    """The smallest set of `nodes` (name -> operator type) that must be off for the rest to agree. The set is 1-minimal: with any one
-    of it in half precision as well, the outputs disagree. Raises OnnxfuseError where the model in half precision cannot be run.
+    """The smallest set of `nodes` (name -> operator type) that must be off for the rest to agree with some ROOM left. The set is
+    1-minimal: with any one of it in half precision as well, that no longer holds. Raises OnnxfuseError where the model in half precision
+    cannot be run.
     """
     asked = Asked(oracle, limit=limit, say=say)
     every = tuple(nodes)
@@ -77,21 +88,22 @@ def fewest(nodes: Mapping[str, str], oracle: Oracle, *, limit: int = 1000, say: 
     if whole > 1:
         say("everything in float32")
         none = figure(every)
-        remedy = replace(remedy, verdict="elsewhere") if not none <= 1 else _search(remedy, asked, nodes)
+        most = ROOM if none <= ROOM / 2 else 1.0
+        remedy = replace(remedy, verdict="elsewhere") if not none <= 1 else _search(remedy, asked, nodes, most)
         if remedy.verdict == "found":
             remedy = replace(remedy, remaining=figure(remedy.keep))
     return replace(remedy, tries=asked.tries)
 
 
-def _search(remedy: Remedy, asked: Asked, nodes: Mapping[str, str]) -> Remedy:
+def _search(remedy: Remedy, asked: Asked, nodes: Mapping[str, str], most: float) -> Remedy:
     by_type: dict[str, list[str]] = defaultdict(list)
     for name, op in nodes.items():
         by_type[op].append(name)
-    keep, alone = tuple(nodes), dict[str, float]()
+    keep, alone, types, diffuse = tuple(nodes), dict[str, float](), tuple(by_type), False
 
     def agrees(kept: Iterable[str]) -> bool:
         kept = frozenset(kept)
-        return asked.ask([name for name in nodes if name not in kept]).figure <= 1
+        return asked.ask([name for name in nodes if name not in kept]).figure <= most
 
     try:
         for types in shrinking(tuple(by_type), lambda types: agrees(name for op in types for name in by_type[op])):
@@ -102,15 +114,15 @@ def _search(remedy: Remedy, asked: Asked, nodes: Mapping[str, str]) -> Remedy:
             alone[name] = asked.ask((name,)).figure
         ranked = sorted(keep, key=lambda name: -alone[name] if alone[name] == alone[name] else 0.0)
         ranked = ranked[: _shortest(ranked, agrees)]
-        keep = tuple(ranked)
-        # The smallest errors are the likeliest to be tolerable.
-        for smaller in _pruned(ranked, agrees):
+        keep, diffuse = tuple(ranked), len(ranked) > FEW
+        # The smallest errors are the likeliest to be tolerable. Of many that are alike, leaving some out tells nobody anything.
+        for smaller in () if diffuse else _pruned(ranked, agrees):
             keep = tuple(smaller)
             asked.say(f"try {asked.tries + 1}, {len(keep)} nodes left")
     except OutOfTries:
         remedy = replace(remedy, complete=False)
     kept = {name: alone.get(name, math.nan) for name in nodes if name in keep}
-    return replace(remedy, verdict="found", keep=tuple(kept), alone=kept)
+    return replace(remedy, verdict="found", keep=tuple(kept), alone=kept, types=types, diffuse=diffuse)
 
 
 def _shortest(ranked: Sequence[str], agrees: Any) -> int:

@@ -55,9 +55,13 @@ class Region:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def group(self) -> str:
+        """What it has in common with other regions: its fusion, else its operators."""
+        return self.fusion or ("folded constant" if not self.nodes else "+".join(dict.fromkeys(self.ops)))
+
     def __str__(self) -> str:
-        what = self.fusion or ("folded constant" if not self.nodes else "+".join(dict.fromkeys(self.ops)))
-        return f"{what} at '{self.outputs[0]}'" + (f" (node '{self.name}')" if self.nodes else "")
+        return f"{self.group} at '{self.outputs[0]}'" + (f" (node '{self.name}')" if self.nodes else "")
 
 
 @dataclass(frozen=True)

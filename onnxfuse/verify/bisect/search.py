@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfuse.errors import MissingHere, OnnxfuseError
@@ -149,7 +149,8 @@ class Cause:
     """A smallest set of sites that disagrees.
 
     kind: "site" (wrong by itself), "together" (harmless alone, wrong together), "sum" (each within the limits, far above the others'
-    rounding, and over them together) or "rounding" (no wrong site: what all contribute adds up).
+    rounding, and over them together), "group" (all sites of one group, which are alike and far above those of other groups: a fusion or
+    kernel that is wrong everywhere) or "rounding" (no wrong site: what all contribute adds up).
     alone: the figure of each site by itself. typical: what other sites contribute by themselves, the median of some of them.
     flips, runs: how often it disagreed.
     """
@@ -198,6 +199,7 @@ def search(
     sites: Sequence[str],
     oracle: Oracle,
     *,
+    groups: Mapping[str, str] | None = None,
     repeats: int = 1,
     sample: int = 8,
     limit: int = 1000,
@@ -205,9 +207,9 @@ def search(
 ) -> Finding:
     """The smallest sets of `sites` (in topological order) that disagree, disjoint from each other, and what kind of fault each is.
 
-    repeats: how often a set must agree to count as agreeing; above 1 for what may be intermittent, and raised to what the measured
-    flip rate needs. sample: how many innocent sites are asked alone, to know what is typical. Raises OnnxfuseError where all sites
-    together cannot be run.
+    groups: site -> what it has in common with others: its fusion, its kernel. repeats: how often a set must agree to count as agreeing;
+    above 1 for what may be intermittent, and raised to what the measured flip rate needs. sample: how many innocent sites are asked
+    alone, to know what is typical. Raises OnnxfuseError where all sites together cannot be run.
     """
     asked = Asked(oracle, repeats, limit, say)
     say("all sites on")
@@ -223,7 +225,7 @@ def search(
             raise OnnxfuseError(asked.faults[frozenset()])
         finding = replace(finding, verdict="elsewhere", baseline=none.figure, repeats=asked.repeats)
         if not none.disagrees:
-            finding = _causes(finding, asked, sites, sample, whole.intermittent or repeats > 1)
+            finding = _causes(finding, asked, sites, groups or {}, sample, whole.intermittent or repeats > 1)
     return replace(finding, tries=asked.tries, faults=tuple(asked.faults.values()))
 
 
@@ -235,15 +237,17 @@ def _repeats_for(whole: Answer, least: int) -> int:
     return min(max(least, math.ceil(math.log(MISSED) / math.log1p(-rate))), MOST_RUNS)
 
 
-def _causes(finding: Finding, asked: Asked, sites: Sequence[str], sample: int, unsure: bool) -> Finding:
+def _causes(finding: Finding, asked: Asked, sites: Sequence[str], groups: Mapping[str, str], sample: int, unsure: bool) -> Finding:
     left, complete, rest = tuple(sites), True, finding.figure
     causes: list[Cause] = []
     try:
         while len(causes) < MOST_CAUSES:
             found, whole = _smallest(asked, left, unsure)
             complete = complete and whole
-            others = [site for site in left if site not in found]
-            cause = _judge(asked, found, others, sample)
+            cause = _judge(asked, found, [site for site in left if site not in found], sample)
+            if cause.kind == "rounding":
+                cause = _group(asked, left, groups, sample) or cause
+            others = [site for site in left if site not in cause.sites]
             if cause.kind == "rounding" and _outstanding(cause.typical) > asked.bar and not causes:
                 # Rounding alone reaches the limit, and may hide a fault: what stands out of it is looked for.
                 asked.bar = _outstanding(cause.typical)
@@ -300,6 +304,30 @@ def _judge(asked: Asked, found: tuple[str, ...], others: Sequence[str], sample: 
     typical = statistics.median(peers) if peers else 0.0
     kind = _kind(answer.figure, list(alone.values()), typical)
     return Cause(kind, found, answer.figure, alone, typical, answer.disagreements, len(answer.figures))
+
+
+def _group(asked: Asked, left: Sequence[str], groups: Mapping[str, str], sample: int) -> Cause | None:
+    """The group whose sites stand out of all others, where it disagrees. One that is all there is must be over the limit site by site."""
+    members: dict[str, list[str]] = {}
+    for site in left:
+        members.setdefault(groups.get(site, ""), []).append(site)
+    if "" in members:
+        return None
+    typical: dict[str, float] = {}
+    measured: dict[str, dict[str, float]] = {}
+    for name, sites in members.items():
+        asked.say(f"measuring sites of {name}")
+        alone = {site: _alone(asked, site) for site in sites[:: max(1, math.ceil(len(sites) / max(2, sample // 2)))]}
+        measured[name] = {site: figure for site, figure in alone.items() if not math.isnan(figure)}
+        typical[name] = statistics.median(measured[name].values()) if measured[name] else 0.0
+    worst = max(typical, key=lambda name: typical[name])
+    rest = max((figure for name, figure in typical.items() if name != worst), default=0.0)
+    answer = asked.ask(members[worst], asked.repeats)
+    stands_out = typical[worst] >= _outstanding(rest) if len(members) > 1 else typical[worst] > 1
+    if not (stands_out and answer.disagrees and len(members[worst]) > 1):
+        return None
+    alone = {site: measured[worst].get(site, math.nan) for site in members[worst]}
+    return Cause("group", tuple(members[worst]), answer.figure, alone, rest, answer.disagreements, len(answer.figures))
 
 
 def _alone(asked: Asked, site: str) -> float:

@@ -14,6 +14,7 @@ _KINDS = {
     "site": "wrong by itself",
     "together": "harmless alone, wrong together",
     "sum": "each within the limits but far above the others' rounding, and over the limits together",
+    "group": "wrong at all of its sites",
     "rounding": "rounding adds up",
 }
 _SHOWN = 8  # of the sites that rounding adds up over
@@ -36,10 +37,17 @@ def headline(report: Mapping[str, Any]) -> str:
         return (
             f"{name}: no single site is wrong, rounding adds up: {times(report['figure'])}, {times(report['baseline'])} with every site off"
         )
-    guilty = [site["words"] for cause in report["causes"] if cause["kind"] != "rounding" for site in cause["sites"]]
+    guilty = [words for cause in report["causes"] if cause["kind"] != "rounding" for words in _guilty(cause)]
     more = f" and {len(guilty) - 2} more" if len(guilty) > 2 else ""
     often = f" in {report['flips']} of {report['runs']} runs" if report["flips"] < report["runs"] else ""
     return f"{name}: disagrees{often} because of {visible(', '.join(guilty[:2]))}{more}"
+
+
+def _guilty(cause: Mapping[str, Any]) -> list[str]:
+    sites = cause["sites"]
+    if cause["kind"] == "group":
+        return [f"{sites[0]['group']}, at all {len(sites)} sites"]
+    return [site["words"] for site in sites]
 
 
 def times(figure: float) -> str:
@@ -84,10 +92,11 @@ def _cause_lines(cause: Mapping[str, Any]) -> Iterator[str]:
     often = f", in {cause['flips']} of {cause['runs']} runs" if cause["flips"] < cause["runs"] else ""
     yield f"- {_KINDS[cause['kind']]}: {times(cause['figure'])}{often}{typical}"
     shown = sites
-    if cause["kind"] == "rounding":
-        shown = sorted(sites, key=lambda site: -alone[site["name"]])[:_SHOWN]
+    if cause["kind"] in ("rounding", "group"):
+        known = [site for site in sites if not math.isnan(alone[site["name"]])]
+        shown = sorted(known, key=lambda site: -alone[site["name"]])[:_SHOWN]
         if len(shown) < len(sites):
-            yield f"    the largest of {len(sites)} sites that it takes:"
+            yield f"    {len(shown)} of {len(sites)} sites{' of ' + sites[0]['group'] if cause['kind'] == 'group' else ''}:"
     for site in shown:
         yield f"    {visible(site['words'])}: {times(alone[site['name']])} alone"
         if site["replaced"] and cause["kind"] != "rounding":
@@ -119,8 +128,11 @@ def reproduction_command(report: Mapping[str, Any]) -> str:
 
 
 def _elsewhere(report: Mapping[str, Any]) -> str:
+    half = {"float16": "fp16", "bfloat16": "bf16"}.get(report["limits"])
+    if half:
+        return f"half precision costs that; `onnxfuse bisect --precision {half}` finds what must stay in float32"
     if report["backend"] == "tensorrt":
-        return "look at the precision (--precision), or compare without plugins"
+        return "compare an engine without plugins with MODEL"
     return "does the model give the same outputs twice?"
 
 
@@ -137,9 +149,14 @@ def precision_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name} in {half}: {times(report['figure'])}; {report['tries']} tries over {report['nodes']} nodes, in {report['evaluator']}"
     if report["verdict"] != "found":
         return
-    yield f"in float32 must stay {len(report['keep'])} nodes, which leaves {times(report['remaining'])}:"
-    for node in report["keep"]:
-        yield f"    {visible(node)} ({report['types'][node]}): {times(report['alone'][node])} alone"
+    nodes = report["keep"]
+    if report["diffuse"]:
+        yield f"no few nodes are at fault: rounding adds up, and {len(nodes)} would have to stay in float32; the largest errors are of"
+        nodes = sorted(nodes, key=lambda node: -report["alone"][node])[:_SHOWN]
+    else:
+        yield f"in float32 must stay {len(nodes)} nodes, which leaves {times(report['remaining'])}:"
+    for node in nodes:
+        yield f"    {visible(node)} ({report['operators'][node]}): {times(report['alone'][node])} alone"
     if not report["complete"]:
         yield "the limit on runs was reached: fewer may do; allow more with --tries"
     yield from _checked_lines(report)
@@ -161,4 +178,8 @@ def _precision_headline(report: Mapping[str, Any]) -> str:
     name, half = visible(report["model"]), report["precision"]
     if report["verdict"] == "elsewhere":
         return f"{name}: disagrees in {half} with every node in float32, too; compare what `optimize` makes of it without --precision first"
+    if report["diffuse"]:
+        return (
+            f"{name}: disagrees in {half}: rounding adds up over the model, and {len(report['keep'])} nodes would have to stay in float32"
+        )
     return f"{name}: disagrees in {half}, unless {len(report['keep'])} of {report['nodes']} nodes stay in float32"
