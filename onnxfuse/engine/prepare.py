@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 from onnx import helper, inliner
 
+from onnxfuse.engine import encoder
 from onnxfuse.errors import BadInput
 from onnxfuse.graph import tensors, weights
 from onnxfuse.graph.model import DOMAIN
@@ -28,7 +29,11 @@ VERSION = "1"
 OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
 COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
-CREATORS = {"BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}), "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"})}
+CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
+    "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
+    "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    **{op_type: (encoder.STACK, {}) for op_type in encoder.KINDS},
+}
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
 # GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
@@ -52,9 +57,13 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
     model = read(path)
     for graph in _all_graphs(model):
         _make_native(graph.node)
+        if encoder.STACK in {creator(op) for op in plugin_ops}:
+            encoder.merge(graph, path.parent)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
-    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
+    made = {creator(op) for op in plugin_ops}
+    # The encoder layers that are left are those that the plugin does not take.
+    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | made and op_type not in encoder.KINDS)
     for op_type in sorted(called - defined - plugin_ops):
         raise BadInput(f"{path}: operator onnxfuse.{op_type} has no plugin and no function in the file; optimize the model again")
     inlined = sorted(called & defined - plugin_ops)
@@ -76,7 +85,11 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
 
 def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops)
+    return frozenset(
+        node.op_type
+        for node in _nodes(read(path))
+        if node.domain == DOMAIN and creator(node.op_type) in plugin_ops and (node.op_type not in encoder.KINDS or encoder.executable(node))
+    )
 
 
 def creator(op_type: str) -> str:

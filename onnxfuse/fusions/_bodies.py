@@ -39,5 +39,6 @@ def row_mean(opset: int, result: str, of: str) -> str:
 
 def scoped(statements: str, prefix: str, outside: frozenset[str] = frozenset()) -> str:
     """`statements` with a prefix before all names that they give to results, but for those in `outside`: to be used twice in a body."""
-    names = set(re.findall(r"(\w+)\s*=\s*[A-Z]", statements)) - outside
-    return re.sub(r"\b(" + "|".join(sorted(map(re.escape, names))) + r")\b(?!\s*[:=]\s*[a-z@])", rf"{prefix}\1", statements) if names else statements
+    names = sorted(set(re.findall(r"(\w+)\s*=\s*[A-Z]", statements)) - outside)
+    # Attributes may be called like results (`x = 1`, `epsilon: float = @epsilon`), and stay.
+    return re.sub(rf"\b({'|'.join(names)})\b(?!\s*[:=]\s*[a-z@])", rf"{prefix}\1", statements) if names else statements

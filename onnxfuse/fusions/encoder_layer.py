@@ -23,19 +23,12 @@ from onnxfuse.fusions._folding import Array
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
 from onnxfuse.fusions.pattern import DOMAIN, Pattern, canonical, const, either, op, tensor
 from onnxfuse.graph import query
+from onnxfuse.graph.encoder import ACTIVATIONS, INPUTS, op_type
 from onnxfuse.graph.model import Model
 
 OLDEST = 13  # operator set: Softmax along one axis, Split with its widths as input
 WIDEST, LONGEST, MOST_INNER = 1024, 512, 8192  # width, sequence, width of the feed-forward network
 HEAD_SIZES = (32, 64, 128)
-_LINEAR = ("q", "k", "v", "o", "inner", "outer")
-ACTIVATIONS = {"Gelu": "", "GeluTanh": "Tanh", "Relu": "Relu"}
-INPUTS = ("x", "wq", "bq", "wk", "bk", "wv", "bv", "wo", "bo", "gamma1", "beta1", "w1", "b1", "w2", "b2", "gamma2", "beta2", "mask")
-
-
-def op_type(before: bool, activation: str, masked: bool) -> str:
-    """`before`: pre-norm; `activation`: one of ACTIVATIONS."""
-    return f"{'PreNorm' if before else ''}EncoderLayer{ACTIVATIONS[activation]}{'Masked' if masked else ''}"
 
 
 def _linear(x: Pattern, role: str) -> Pattern:
@@ -186,7 +179,7 @@ def _function(opset: int, before: bool, activation: str, masked: bool) -> onnx.F
 
 
 def _before(match: Match) -> bool:
-    return match.root.op == "Add"
+    return bool(match.root.op == "Add")
 
 
 def _activation(match: Match) -> str:
@@ -241,7 +234,7 @@ def _refuse_parameters(match: Match) -> Refusal | None:
             if refusal:
                 return refusal
             size = query.shape(vector) or []
-            if len(size) > 3 or math.prod(d for d in size if isinstance(d, int)) not in (1, columns[role]) or (size and size[-1] not in (1, columns[role])):
+            if len(size) > 3 or [d for d in size if d != 1] not in ([], [columns[role]]) or (size and size[-1] not in (1, columns[role])):
                 return Refusal(f"'{vector.name}' of shape {size} is not one value for each of the columns", columns[role])
         for name in ("weight", "bias", "gain"):
             given = match.get(f"{role}_{name}")
@@ -341,7 +334,8 @@ def _parameters(match: Match, role: str, new: Builder) -> list[gs.Tensor]:
     by = np.broadcast_to(_values(gain).reshape(-1).astype(np.float64), (columns_of,))
     shift = np.zeros(columns_of) if bias is None else _values(bias).reshape(-1).astype(np.float64)
     scaled = _folding.rounded(_values(weight).astype(np.float64) * by, weight)
-    return [new.constant(weight.name, scaled), new.constant(f"{role}_bias", _folding.rounded(np.broadcast_to(shift, (columns_of,)) * by, weight))]
+    shifted = _folding.rounded(np.broadcast_to(shift, (columns_of,)) * by, weight)
+    return [new.constant(weight.name, scaled), new.constant(f"{role}_bias", shifted)]
 
 
 def _row(value: gs.Tensor, size: int, new: Builder) -> gs.Tensor:

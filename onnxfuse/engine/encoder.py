@@ -1,0 +1,222 @@
+"""Encoder layers for their plugin: consecutive ones become one node, with their weights as the kernel reads them.
+
+    EncoderStack(x, weights, vectors, final?, mask?) -> y
+
+weights [layers, elements] holds, for each layer, the matrices of Q, K and V side by side, of the projection and of the two products of the
+feed-forward network, each as [K / 64, N / 8, 8, 8, 8] (chunk of k, tile of n, eighth of the chunk, n, k) with gamma of the norm before
+it multiplied in. vectors [layers, elements], float32, holds three vectors for each of the four: bias with beta W, sums of columns, zeros
+where a norm stands before the product; bias, gamma and beta of the sum that it is added to otherwise. final [2, width], float32: gamma and
+beta of the norm behind the last layer. plugins/EncoderLayer has the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfuse.graph import encoder
+from onnxfuse.graph.encoder import INPUTS
+from onnxfuse.graph.model import DOMAIN
+
+Array = np.ndarray[Any, Any]
+
+STACK = "EncoderStack"
+# Op type -> pre-norm, activation as the kernel numbers it, and whether there is a mask.
+KINDS = {
+    encoder.op_type(before, activation, masked): (before, number, masked)
+    for before in (False, True)
+    for number, activation in enumerate(encoder.ACTIVATIONS)
+    for masked in (False, True)
+}
+_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_ALIGNMENT = 256  # bytes between what the kernel reads with bulk copies
+
+
+def executable(node: onnx.NodeProto) -> bool:
+    """Whether the plugin takes this node: an encoder layer in a half type."""
+    return node.domain == DOMAIN and node.op_type in KINDS and _attributes(node).get("dtype") in _TYPES
+
+
+def merge(graph: onnx.GraphProto, folder: Path) -> None:
+    """Replaces the encoder layers of a graph that the plugin takes, in place. Layers whose parameters are no initializers are left."""
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    given = {value.name for value in graph.input}
+    layers = [node for node in graph.node if executable(node) and all(name in held and name not in given for name in node.input[1:17])]
+    if not layers:
+        return
+    stacks = {chain[-1].output[0]: (chain, _stack(chain, held, graph, folder)) for chain in _chains(layers, graph)}
+    gone = {id(node) for chain, _ in stacks.values() for node in chain}
+    nodes = []
+    for node in graph.node:
+        if id(node) not in gone:
+            nodes.append(node)
+        elif node.output[0] in stacks:
+            nodes.append(stacks[node.output[0]][1])
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    _drop_unread(graph, {name for chain, _ in stacks.values() for node in chain for name in node.input[1:17]})
+
+
+def _chains(layers: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:
+    """Layers that follow each other, with nobody else reading what is between them."""
+    reads: dict[str, int] = {value.name: 1 for value in graph.output}
+    for node in graph.node:
+        for name in (*node.input, *_captured(node)):
+            reads[name] = reads.get(name, 0) + 1
+    by_input = {node.input[0]: node for node in layers}
+    follows = {id(by_input[node.output[0]]) for node in layers if _continues(node, by_input.get(node.output[0]), reads)}
+    chains = []
+    for node in layers:
+        if id(node) in follows:
+            continue
+        chain = [node]
+        while _continues(chain[-1], by_input.get(chain[-1].output[0]), reads):
+            chain.append(by_input[chain[-1].output[0]])
+        chains.append(chain)
+    return chains
+
+
+def _continues(node: onnx.NodeProto, after: onnx.NodeProto | None, reads: Mapping[str, int]) -> bool:
+    return (
+        after is not None
+        and reads[node.output[0]] == 1
+        and after.op_type == node.op_type
+        and list(after.input[17:]) == list(node.input[17:])
+        and _attributes(after) == _attributes(node)
+        and after.input[0] == node.output[0]
+    )
+
+
+def _captured(node: onnx.NodeProto) -> list[str]:
+    """Names that the bodies of a node read."""
+    names: list[str] = []
+    for attribute in node.attribute:
+        for body in (*([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else []), *attribute.graphs):
+            names.extend(value.name for value in body.output)
+            for inner in body.node:
+                names.extend((*inner.input, *_captured(inner)))
+    return names
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _stack(chain: Sequence[onnx.NodeProto], held: Mapping[str, TensorProto], graph: onnx.GraphProto, folder: Path) -> onnx.NodeProto:
+    before, activation, masked = KINDS[chain[0].op_type]
+    attributes = _attributes(chain[0])
+    kind = int(attributes["dtype"])
+    layers = [{name: _values(held[node.input[i]], folder) for i, name in enumerate(INPUTS[1:17], start=1)} for node in chain]
+    weights, vectors = [], []
+    for i, layer in enumerate(layers):
+        if before:
+            entering: tuple[Array, Array] | None = (layer["gamma1"], layer["beta1"])
+            inside = (layer["gamma2"], layer["beta2"])
+        else:
+            entering = (layers[i - 1]["gamma2"], layers[i - 1]["beta2"]) if i else None
+            inside = (layer["gamma1"], layer["beta1"])
+        packed = pack_layer(layer, entering, inside, before, helper.tensor_dtype_to_np_dtype(kind))
+        weights.append(packed[0])
+        vectors.append(packed[1])
+    name = chain[0].name or chain[0].output[0]
+    inputs = [chain[0].input[0]]
+    for stem, values in (("weights", np.stack(weights)), ("vectors", np.stack(vectors))):
+        inputs.append(_initializer(graph, f"{name}/{stem}", values, kind if stem == "weights" else TensorProto.FLOAT))
+    if not before:
+        final = np.stack([layers[-1]["gamma2"], layers[-1]["beta2"]]).astype(np.float32)
+        inputs.append(_initializer(graph, f"{name}/final", final, TensorProto.FLOAT))
+    inputs.extend(chain[0].input[17:])
+    return helper.make_node(
+        STACK,
+        inputs,
+        [chain[-1].output[0]],
+        name=name,
+        domain=DOMAIN,
+        heads=int(attributes["grouped"][2]),
+        inner=int(layers[0]["w1"].shape[1]),
+        pre_norm=int(before),
+        activation=activation,
+        has_mask=int(masked),
+        epsilon=float(attributes["epsilon"]),
+        scale=float(attributes["scale"]),
+    )
+
+
+def pack_layer(
+    layer: Mapping[str, Array], entering: tuple[Array, Array] | None, inside: tuple[Array, Array], before: bool, kind: Any
+) -> tuple[Array, Array]:
+    """Weights in `kind` and vectors in float32 of one layer, as the kernel reads them.
+
+    `layer` has the parameters by their names in graph.encoder.INPUTS, matrices [K, N]. `entering`: gamma and beta of the norm whose result
+    (or, in pre-norm, whose argument) enters the layer, None where x is taken as it is; `inside`: of the norm within it.
+    """
+    qkv, bias = (np.concatenate([layer[f"{part_}{role}"] for role in "qkv"], axis=-1) for part_ in "wb")
+    parts = (
+        _behind_norm(qkv, bias, entering, kind),
+        _before_sum(layer["wo"], layer["bo"], None if before else entering, kind),
+        _behind_norm(layer["w1"], layer["b1"], inside, kind),
+        _before_sum(layer["w2"], layer["b2"], None if before else inside, kind),
+    )
+    return _side_by_side([_tiled(matrix) for matrix, _ in parts], kind), _side_by_side([vectors for _, vectors in parts], np.float32)
+
+
+def _behind_norm(weight: Array, bias: Array, norm: tuple[Array, Array] | None, kind: Any) -> tuple[Array, Array]:
+    """A product whose argument is normalised, or is not (None)."""
+    if norm is None:
+        return weight.astype(kind), np.stack([bias.astype(np.float32), *np.zeros((2, bias.size), np.float32)])
+    gamma, beta = (part.astype(np.float64) for part in norm)
+    wide = weight.astype(np.float64)
+    folded = (wide * gamma[:, None]).astype(kind)
+    sums = folded.astype(np.float64).sum(axis=0)  # of what the kernel multiplies with, not of what was rounded
+    return folded, np.stack([bias + beta @ wide, sums, np.zeros_like(sums)]).astype(np.float32)
+
+
+def _before_sum(weight: Array, bias: Array, norm: tuple[Array, Array] | None, kind: Any) -> tuple[Array, Array]:
+    """A product that is added to a normalised tensor, or to one as it is (None)."""
+    gamma, beta = norm if norm is not None else (np.ones_like(bias), np.zeros_like(bias))
+    return weight.astype(kind), np.stack([bias, gamma, beta]).astype(np.float32)
+
+
+def _tiled(matrix: Array) -> Array:
+    """[K, N] as [K / 64, N / 8, 8, 8, 8]: chunk of k, tile of n, eighth of the chunk, n, k."""
+    k, n = matrix.shape
+    tiled: Array = matrix.reshape(k // 64, 8, 8, n // 8, 8).transpose(0, 3, 1, 4, 2)
+    return tiled
+
+
+def _side_by_side(parts: Sequence[Array], kind: Any) -> Array:
+    """One row of all of them, each at a multiple of the alignment."""
+    step = _ALIGNMENT // np.dtype(kind).itemsize
+    sizes = [-(-part.size // step) * step for part in parts]
+    row = np.zeros(sum(sizes), kind)
+    at = 0
+    for part, size in zip(parts, sizes, strict=True):
+        row[at : at + part.size] = part.reshape(-1)
+        at += size
+    return row
+
+
+def _values(tensor: TensorProto, folder: Path) -> Array:
+    return np.asarray(numpy_helper.to_array(tensor, str(folder)))
+
+
+def _initializer(graph: onnx.GraphProto, name: str, values: Array, kind: int) -> str:
+    held = {tensor.name for tensor in graph.initializer}
+    while name in held:
+        name += "_"
+    graph.initializer.append(helper.make_tensor(name, kind, values.shape, np.ascontiguousarray(values).tobytes(), raw=True))
+    return name
+
+
+def _drop_unread(graph: onnx.GraphProto, names: set[str]) -> None:
+    read = {name for node in graph.node for name in (*node.input, *_captured(node))} | {value.name for value in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name not in names or tensor.name in read]
+    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
