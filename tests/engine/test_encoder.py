@@ -1,0 +1,118 @@
+"""The stack of encoder layers that TensorRT's parser is given: which layers become one, and that its weights say what the layers said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxfuse.engine import encoder, prepare
+from tests.fusions import helpers
+from tests.fusions.test_encoder_layer import HEADS, INNER, WIDTH, Encoder
+
+PLUGINS = frozenset({encoder.STACK})
+
+
+def prepared(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    path = folder / "model.onnx"
+    onnx.save(helpers.fuse(model, ("encoder_layer",))[0], path)
+    return onnx.ModelProto.FromString(prepare.for_parser(path, prepare.plugin_ops_in(path, PLUGINS)))
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, object]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def stack_of(node: onnx.NodeProto, held: dict[str, np.ndarray], x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """What the kernel computes, in float64, from the stack's inputs alone: norms are folded into the products behind them."""
+    attrs = attributes(node)
+    before, heads, inner, epsilon = (attrs[name] for name in ("pre_norm", "heads", "inner", "epsilon"))
+    width = x.shape[-1]
+    sizes = [(width, 3 * width), (width, width), (width, inner), (inner, width)]
+    weights, vectors = (held[name].astype(np.float64) for name in node.input[1:3])
+
+    def statistics(s: np.ndarray, norm: bool) -> tuple[np.ndarray, np.ndarray]:
+        mean, variance = s.mean(-1, keepdims=True), s.var(-1, keepdims=True)
+        return (mean, 1 / np.sqrt(variance + epsilon)) if norm else (np.zeros_like(mean), np.ones_like(mean))
+
+    outer = x
+    for layer in range(weights.shape[0]):
+        at = [0, 0]
+        parts = []
+        for k, n in sizes:
+            size = -(-k * n // 128) * 128
+            tiled = weights[layer, at[0] : at[0] + k * n].reshape(k // 64, n // 8, 8, 8, 8)
+            matrix = tiled.transpose(0, 2, 4, 1, 3).reshape(k, n)
+            parts.append((matrix, vectors[layer, at[1] : at[1] + 3 * n].reshape(3, n)))
+            at[0], at[1] = at[0] + size, at[1] + -(-3 * n // 64) * 64
+        mean, scale = statistics(outer, bool(before) or layer > 0)
+        one = (np.zeros_like(mean), np.ones_like(mean))
+        (w, (bias, sums, _)) = parts[0]
+        qkv = scale * (outer @ w - mean * sums) + bias
+        q, k, v = (part.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3) for part in np.split(qkv, 3, axis=-1))
+        scores = q @ k.transpose(0, 1, 3, 2) * attrs["scale"] + (0 if mask is None else mask)
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        context = (e / e.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
+        (w, (bias, gamma, beta)) = parts[1]
+        mean, scale = one if before else (mean, scale)
+        middle = context @ w + bias + (outer - mean) * scale * gamma + beta
+        mean, scale = statistics(middle, True)
+        (w, (bias, sums, _)) = parts[2]
+        h = scale * (middle @ w - mean * sums) + bias
+        h = np.maximum(h, 0)  # the models of these tests have ReLU
+        (w, (bias, gamma, beta)) = parts[3]
+        mean, scale = one if before else (mean, scale)
+        outer = h @ w + bias + (middle - mean) * scale * gamma + beta
+    if before:
+        return outer
+    gamma, beta = held[node.input[3]]
+    mean, scale = statistics(outer, True)
+    return (outer - mean) * scale * gamma + beta
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("masked", [None, "keys"])
+def test_layers_become_one_node_that_says_the_same(before: bool, masked: str | None, tmp_path: Path) -> None:
+    spelling = Encoder(dtype=np.float16, before=before, masked=masked, activation="relu")
+    model = spelling.model(3)
+    ready = prepared(model, tmp_path)
+    (node,) = ready.graph.node
+    assert (node.op_type, node.domain) == (encoder.STACK, "onnxfuse")
+    attrs = attributes(node)
+    assert (attrs["heads"], attrs["inner"], attrs["activation"], attrs["pre_norm"]) == (HEADS, INNER, 2, int(before))
+    assert (attrs["has_mask"], attrs["plugin_namespace"]) == (int(masked is not None), b"onnxfuse")
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in ready.graph.initializer}
+    assert set(held) == {name for name in node.input if name not in ("x", "mask")}
+    feeds = spelling.feeds()
+    got = stack_of(node, held, feeds["x"].astype(np.float64), None if masked is None else feeds["mask"].astype(np.float64))
+    wide = Encoder(before=before, masked=masked, activation="relu").model(3)
+    (want,) = helpers.run(wide, {name: array.astype(np.float32) for name, array in feeds.items()})
+    # Weights are rounded to float16, with gamma and without.
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+    assert got.shape == (2, 5, WIDTH)
+
+
+def test_layers_with_other_readers_between_them_stay_apart(tmp_path: Path) -> None:
+    model = Encoder(dtype=np.float16).model(3)
+    model.graph.output.append(helper.make_tensor_value_info("y0", onnx.TensorProto.FLOAT16, [2, 5, WIDTH]))
+    ready = prepared(model, tmp_path)
+    assert [(node.op_type, node.output[0]) for node in ready.graph.node] == [(encoder.STACK, "y0"), (encoder.STACK, "y")]
+
+
+def test_float32_is_left_to_tensorrt(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(helpers.fuse(Encoder().model(), ("encoder_layer",))[0], path)
+    assert prepare.plugin_ops_in(path, PLUGINS) == frozenset()
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, frozenset()))
+    assert "Softmax" in {node.op_type for node in ready.graph.node}
+    assert not any(node.domain == "onnxfuse" for node in ready.graph.node)
+
+
+def test_without_the_plugin_the_definition_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(helpers.fuse(Encoder(dtype=np.float16).model(), ("encoder_layer",))[0], path)
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, frozenset({"BiasGelu"})))
+    assert not any(node.domain == "onnxfuse" for node in ready.graph.node)
