@@ -31,8 +31,8 @@ struct Args
     T* y;
     unsigned char *outer, *middle, *qkv, *context, *inner; // sums behind the outer product and the projection; [rows, inner]
     float2* statistics[2]; // of middle and outer: [slices, rows] of mean and sum of squares about it
-    unsigned char const* weights;
-    int64_t layer_bytes;
+    unsigned char const *weights, *vectors; // of the first layer, in the layout of launch.h
+    int64_t weights_step, vectors_step;     // bytes to the next layer's
     int64_t weight_at[kProducts], vector_at[kProducts];
     float const *final_gamma, *final_beta; // null: none
     void const* mask;

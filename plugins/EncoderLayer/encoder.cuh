@@ -253,7 +253,7 @@ private:
     {
         ProductPlan const& p = a_.plan.product[f];
         unsigned char const* const from
-            = a_.weights + layer * a_.layer_bytes + a_.weight_at[f] + (static_cast<int64_t>(t.chunk + chunk) * p.tiles + t.tile) * kTileBytes;
+            = a_.weights + layer * a_.weights_step + a_.weight_at[f] + (static_cast<int64_t>(t.chunk + chunk) * p.tiles + t.tile) * kTileBytes;
         int const bytes = t.tiles * kTileBytes;
         barrier_expect(full(stage), bytes + more);
         bulk_load(shared_ + stage * p.stage_bytes + p.blocks * kChunkBytes, from, bytes, full(stage));
@@ -269,7 +269,7 @@ private:
             return;
         ProductPlan const& p = a_.plan.product[f];
         int const count = vectors_of(f), bytes = t.tiles * 32;
-        unsigned char const* const vectors = a_.weights + layer * a_.layer_bytes + a_.vector_at[f] + t.tile * 32;
+        unsigned char const* const vectors = a_.vectors + layer * a_.vectors_step + a_.vector_at[f] + t.tile * 32;
         unsigned char* const to = shared_ + a_.plan.shared.vectors + (use_ & 1) * a_.plan.shared.vector_bytes;
         for (int s = 0; s < min(p.stages, t.chunks); ++s)
             load_weights(layer, f, t, s, s, s == 0 ? count * bytes : 0);

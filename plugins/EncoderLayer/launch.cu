@@ -4,7 +4,6 @@
 
 #include "../common/launch.cuh"
 #include "kernels.h"
-#include "pack.cuh"
 
 namespace onnxfuse::encoder
 {
@@ -23,24 +22,25 @@ cudaError_t with_half(int dtype, Act act)
     }
 }
 
-// Where the parts of a packed layer lie, in bytes.
+// Where the parts of a layer's weights and vectors lie, in bytes.
 struct Packed
 {
-    int64_t weights[kProducts], vectors[kProducts], total;
+    int64_t weights[kProducts], vectors[kProducts], weights_total, vectors_total;
 };
 Packed packed_of(Problem const& p)
 {
     int64_t const n[kProducts] = {3 * int64_t{p.width}, p.width, p.inner, p.width}, k[kProducts] = {p.width, p.width, p.width, p.inner};
     Packed packed{};
-    auto take = [&](int64_t bytes) {
-        int64_t const at = packed.total;
-        packed.total += (bytes + 255) / 256 * 256;
+    auto take = [](int64_t& total, int64_t bytes) {
+        int64_t const at = total;
+        total += (bytes + 255) / 256 * 256;
         return at;
     };
     for (int f = 0; f < kProducts; ++f)
-        packed.weights[f] = take(n[f] * k[f] * 2);
-    for (int f = 0; f < kProducts; ++f)
-        packed.vectors[f] = take(3 * n[f] * 4);
+    {
+        packed.weights[f] = take(packed.weights_total, n[f] * k[f] * 2);
+        packed.vectors[f] = take(packed.vectors_total, 3 * n[f] * 4);
+    }
     return packed;
 }
 
@@ -154,8 +154,10 @@ cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace,
     args.inner = workspace + places.inner;
     for (int i = 0; i < 2; ++i)
         args.statistics[i] = reinterpret_cast<float2*>(workspace + places.statistics[i]);
-    args.weights = static_cast<unsigned char const*>(p.packed);
-    args.layer_bytes = packed.total;
+    args.weights = static_cast<unsigned char const*>(p.weights);
+    args.vectors = reinterpret_cast<unsigned char const*>(p.vectors);
+    args.weights_step = packed.weights_total;
+    args.vectors_step = packed.vectors_total;
     std::copy(packed.weights, packed.weights + kProducts, args.weight_at);
     std::copy(packed.vectors, packed.vectors + kProducts, args.vector_at);
     args.final_gamma = p.final_gamma;
@@ -201,88 +203,32 @@ cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace,
     return cudaLaunchKernelEx(&config, encode_kernel<T>(), args);
 }
 
-template <typename T>
-cudaError_t pack_one(Linear<T> const& linear, OnnxfuseNorm const& norm, int k, int n, int first, int all, unsigned char* weights, float* vectors,
-    bool residual, cudaStream_t stream)
-{
-    PackArgs<T> args{};
-    args.linear = linear;
-    args.gamma = static_cast<T const*>(norm.gamma);
-    args.beta = static_cast<T const*>(norm.beta);
-    args.k = k;
-    args.n = n;
-    args.first = first;
-    args.all = all;
-    args.to = reinterpret_cast<uint4*>(weights);
-    args.shift = vectors;
-    args.sums = vectors + all;
-    cudaLaunchConfig_t config{};
-    config.blockDim = dim3(256);
-    config.stream = stream;
-    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_of(k / 8 * n, 256), 1024)));
-    PackArgs<T> plain = args;
-    if (residual)
-        plain.gamma = plain.beta = nullptr;
-    cudaError_t status = cudaLaunchKernelEx(&config, pack_weights<T>, plain);
-    if (status != cudaSuccess)
-        return status;
-    config.gridDim = dim3(static_cast<unsigned>(ceil_of(n, 256)));
-    if (residual)
-        return cudaLaunchKernelEx(&config, pack_residual<T>, linear.bias, args.gamma, args.beta, n, vectors);
-    return cudaLaunchKernelEx(&config, pack_vectors<T>, plain);
-}
-
-template <typename T>
-Linear<T> linear_of(OnnxfuseLinear const& given)
-{
-    return {static_cast<T const*>(given.weights), given.k_stride, given.n_stride, static_cast<T const*>(given.bias)};
-}
-
-template <typename T>
-cudaError_t pack(Problem const& p, OnnxfuseEncoderLayer const& layer, unsigned char* to, cudaStream_t stream)
-{
-    Packed const packed = packed_of(p);
-    auto vectors = [&](int f) { return reinterpret_cast<float*>(to + packed.vectors[f]); };
-    // Pre-norm: what enters a sum is as it lies.
-    OnnxfuseNorm const none{}, at_projection = p.pre_norm ? none : layer.before_qkv, at_outer = p.pre_norm ? none : layer.before_inner;
-    OnnxfuseLinear const* const parts[3] = {&layer.query, &layer.key, &layer.value};
-    cudaError_t status = cudaSuccess;
-    for (int i = 0; i < 3 && status == cudaSuccess; ++i)
-        status = pack_one<T>(linear_of<T>(*parts[i]), layer.before_qkv, p.width, p.width, i * p.width, 3 * p.width, to + packed.weights[kQkv], vectors(kQkv), false, stream);
-    if (status == cudaSuccess)
-        status = pack_one<T>(linear_of<T>(layer.projection), at_projection, p.width, p.width, 0, p.width, to + packed.weights[kProjection], vectors(kProjection), true, stream);
-    if (status == cudaSuccess)
-        status = pack_one<T>(linear_of<T>(layer.inner), layer.before_inner, p.width, p.inner, 0, p.inner, to + packed.weights[kInner], vectors(kInner), false, stream);
-    if (status == cudaSuccess)
-        status = pack_one<T>(linear_of<T>(layer.outer), at_outer, p.inner, p.width, 0, p.width, to + packed.weights[kOuter], vectors(kOuter), true, stream);
-    return status;
-}
 } // namespace
 } // namespace onnxfuse::encoder
-
-extern "C" size_t onnxfuse_encoder_packed(OnnxfuseEncoder const* problem)
-{
-    using namespace onnxfuse::encoder;
-    return problem && check(*problem) == cudaSuccess ? static_cast<size_t>(packed_of(*problem).total) : 0;
-}
-
-extern "C" int onnxfuse_encoder_pack(OnnxfuseEncoder const* problem, OnnxfuseEncoderLayer const* layer, void* to, void* stream)
-{
-    using namespace onnxfuse::encoder;
-    if (!problem || !layer || !to)
-        return cudaErrorInvalidValue;
-    if (cudaError_t const status = check(*problem); status != cudaSuccess)
-        return status;
-    return with_half(problem->dtype, [&](auto type) {
-        return pack<typename decltype(type)::type>(*problem, *layer, static_cast<unsigned char*>(to), static_cast<cudaStream_t>(stream));
-    });
-}
 
 extern "C" size_t onnxfuse_encoder_workspace(OnnxfuseEncoder const* problem)
 {
     using namespace onnxfuse::encoder;
     Plan plan;
     return problem && choose_any(*problem, plan) == cudaSuccess ? static_cast<size_t>(lay_out(*problem, plan).total) : 0;
+}
+
+extern "C" size_t onnxfuse_encoder_workspace_up_to(OnnxfuseEncoder const* problem)
+{
+    using namespace onnxfuse::encoder;
+    if (!problem)
+        return 0;
+    // How products are divided depends on the number of row blocks, and more of them may take less.
+    size_t most = onnxfuse_encoder_workspace(problem);
+    OnnxfuseEncoder smaller = *problem;
+    int const blocks = ceil_of(problem->batch * ceil_of(problem->sequence, 16) * 16, kRowBlock);
+    smaller.sequence = std::min(kRowBlock, ceil_of(problem->sequence, 16) * 16);
+    for (int i = 1; i <= blocks; ++i)
+    {
+        smaller.batch = ceil_of(i * kRowBlock, smaller.sequence);
+        most = std::max(most, onnxfuse_encoder_workspace(&smaller));
+    }
+    return most;
 }
 
 extern "C" int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, int64_t* numbers, int most)
@@ -322,11 +268,11 @@ extern "C" int onnxfuse_launch_encoder(OnnxfuseEncoder const* problem, void* wor
     Plan plan;
     if (cudaError_t const status = choose_any(p, plan); status != cudaSuccess)
         return status;
-    if (!p.x || !p.y || !p.packed || !workspace)
+    if (!p.x || !p.y || !p.weights || !p.vectors || !workspace)
         return cudaErrorInvalidValue;
     if (bytes < static_cast<size_t>(lay_out(p, plan).total))
         return cudaErrorMemoryAllocation;
-    if (!aligned(16, p.x, p.y, p.final_gamma, p.final_beta) || !aligned(256, p.packed, workspace))
+    if (!aligned(16, p.x, p.y, p.weights, p.vectors, p.final_gamma, p.final_beta) || !aligned(256, workspace))
         return cudaErrorMisalignedAddress;
     return with_half(p.dtype, [&](auto type) {
         return launch<typename decltype(type)::type>(p, plan, static_cast<unsigned char*>(workspace), static_cast<cudaStream_t>(stream));

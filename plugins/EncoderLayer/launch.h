@@ -1,4 +1,11 @@
 // C launcher of transformer encoder layers.
+//
+// Weights of a layer: the matrices [K, N] of Q, K and V side by side, of the projection and of the inner and the outer product of the
+// feed-forward network, each as [K / 64][N / 8][8 eighths of the chunk of k][8 columns][8 of k], with gamma of the norm before it multiplied
+// in, each at a multiple of 256 bytes from the first; layers follow each other at a multiple of 256 bytes. They know nothing of batch,
+// sequence or GPU. Vectors of a layer, float32: three of N for each of the four, likewise at multiples of 256 bytes: of a product behind a
+// norm, its bias with beta W, the sums of the columns of what was packed, and zeros; of a product that is added to a residual, its bias, and
+// gamma and beta of the norm of the residual (1 and 0 where it is as it lies). onnxfuse/engine/encoder.py writes them.
 #pragma once
 
 #include <cstddef>
@@ -8,28 +15,6 @@
 
 extern "C"
 {
-// A linear map's parameters: element (k, n) of the weights at k * k_stride + n * n_stride, [K, N] as ONNX's MatMul has it or the other
-// way; bias [N] or null. Both of the element type.
-struct OnnxfuseLinear
-{
-    void const* weights;
-    int64_t k_stride, n_stride;
-    void const* bias;
-};
-struct OnnxfuseNorm
-{
-    void const* gamma; // [width]; null with beta: no norm there
-    void const* beta;
-};
-
-// One layer as given to the packing. `before_qkv`: the norm of what enters; for post-norm layers after the first, the norm at the end of
-// the layer before. `before_inner`: the norm behind the attention's residual (post-norm) or before the feed-forward network (pre-norm).
-struct OnnxfuseEncoderLayer
-{
-    OnnxfuseLinear query, key, value, projection, inner, outer;
-    OnnxfuseNorm before_qkv, before_inner;
-};
-
 struct OnnxfuseEncoder
 {
     int32_t dtype;      // onnxfuse::Dtype: float16 or bfloat16
@@ -41,7 +26,8 @@ struct OnnxfuseEncoder
     float scale;        // of the scores
     void const* x;      // [batch, sequence, width]
     void* y;
-    void const* packed; // from onnxfuse_encoder_pack()
+    void const* weights;  // see above
+    float const* vectors;
     float const* final_gamma; // [width], float32, the norm behind the last layer; null: none (pre-norm alone)
     float const* final_beta;
     void const* mask;   // element [b][h][row][key] at b * mask_batch + h * mask_head + row * mask_row + key
@@ -59,12 +45,10 @@ struct OnnxfuseEncoder
     int32_t* fault;     // host memory that a kernel that waits in vain writes to; may be null
 };
 
-// Bytes of packed weights of one layer.
-ONNXFUSE_EXPORT size_t onnxfuse_encoder_packed(OnnxfuseEncoder const* problem);
-// Packs one layer into onnxfuse_encoder_packed() bytes at `to`. Independent of batch, sequence and GPU.
-ONNXFUSE_EXPORT int onnxfuse_encoder_pack(OnnxfuseEncoder const* problem, OnnxfuseEncoderLayer const* layer, void* to, void* stream);
 // Bytes of workspace; 0 where the problem is refused.
 ONNXFUSE_EXPORT size_t onnxfuse_encoder_workspace(OnnxfuseEncoder const* problem);
+// The most that this problem or one with fewer rows needs.
+ONNXFUSE_EXPORT size_t onnxfuse_encoder_workspace_up_to(OnnxfuseEncoder const* problem);
 // Where the parts of the workspace lie and how the products are shared out, as numbers: for tests. Returns how many.
 ONNXFUSE_EXPORT int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, int64_t* numbers, int most);
 // Computes the layers. Returns a cudaError_t: cudaErrorInvalidValue for sizes that make no sense, cudaErrorNotSupported for those that
