@@ -1,29 +1,37 @@
-"""Encoder layers in float64, phase by phase."""
+"""ONNX LSTM and GRU in float64: what the kernels are held to. Checked against onnxruntime by check_reference.py."""
 import numpy as np
-def layer_norm(x, gamma, beta, eps):
-    m = x.mean(-1, keepdims=True); d = x - m; v = (d * d).mean(-1, keepdims=True); return d / np.sqrt(v + eps) * gamma + beta
-def erf(x):
-    """Abramowitz and Stegun 7.1.26: absolute error 1.5e-7, a thousandth of what float16 rounds."""
-    z = np.abs(x); t = 1 / (1 + 0.3275911 * z)
-    e = 1 - t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * np.exp(-z * z); return np.where(x < 0, -e, e)
-def activate(kind, x):
-    if kind == 2: return np.maximum(x, 0)
-    if kind == 1: return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))
-    return 0.5 * x * (1 + erf(x * 0.7071067811865476))
-def attention(q, k, v, heads, scale, mask):
-    B, S, D = q.shape; s = lambda a: a.reshape(B, S, heads, -1).transpose(0, 2, 1, 3)
-    x = s(q) @ s(k).transpose(0, 1, 3, 2) * scale
-    if mask is not None: x = x + mask
-    x = x - x.max(-1, keepdims=True); e = np.exp(x); p = e / e.sum(-1, keepdims=True)
-    return (p @ s(v)).transpose(0, 2, 1, 3).reshape(B, S, D)
-def encoder(x, layers, heads, scale, mask, pre, first_norm, act, eps, final):
-    """x [B, S, D]; layers: dicts of float64 arrays; final: (gamma, beta) or None. Returns the result and the phases of the last layer."""
-    for i, w in enumerate(layers):
-        h = layer_norm(x, w["g0"], w["e0"], eps) if (i > 0 or first_norm) else x
-        qkv = h @ np.concatenate([w["wq"], w["wk"], w["wv"]], 1) + np.concatenate([w["bq"], w["bk"], w["bv"]])
-        D = x.shape[-1]; ctx = attention(qkv[..., :D], qkv[..., D:2 * D], qkv[..., 2 * D:], heads, scale, mask)
-        middle = ctx @ w["wo"] + w["bo"] + (x if pre else h)
-        m = layer_norm(middle, w["g1"], w["e1"], eps)
-        inner = activate(act, m @ w["w1"] + w["b1"])
-        x = inner @ w["w2"] + w["b2"] + (middle if pre else m)
-    return (layer_norm(x, *final, eps) if final else x), dict(qkv=qkv, context=ctx, middle=middle, inner=inner, outer=x)
+
+def sigmoid(x): return 0.5 * (1 + np.tanh(0.5 * x))
+
+def recurrence(cell, x, w, r, b, h0, c0, lengths, reversed_mask, clip):
+    """x [T,B,I], w [D,GH,I], r [D,GH,H], b [D,2GH] or None, h0/c0 [D,B,H] or None, lengths [B] or None.
+    cell 0 LSTM, 1 GRU linear_before_reset, 2 GRU. Returns y [T,D,B,H], h [D,B,H], c [D,B,H]."""
+    x, w, r = (np.asarray(v, np.float64) for v in (x, w, r))
+    T, B, I = x.shape; D, GH, H = r.shape; G = GH // H
+    bias = np.zeros((D, 2 * GH)) if b is None else np.asarray(b, np.float64)
+    y = np.zeros((T, D, B, H)); hs = np.zeros((D, B, H)); cs = np.zeros((D, B, H))
+    lens = np.full(B, T) if lengths is None else np.clip(np.asarray(lengths), 0, T)
+    lim = (lambda v: np.clip(v, -clip, clip)) if clip > 0 else (lambda v: v)
+    for d in range(D):
+        back = reversed_mask >> d & 1
+        h = np.zeros((B, H)) if h0 is None else np.array(h0[d], np.float64)
+        c = np.zeros((B, H)) if c0 is None else np.array(c0[d], np.float64)
+        xw = (x.reshape(T * B, I) @ w[d].T).reshape(T, B, GH) + bias[d, :GH]
+        rT = np.ascontiguousarray(r[d].T); rb = bias[d, GH:]
+        for s in range(T):
+            t = np.where(s < lens, lens - 1 - s, s) if back else np.full(B, s)
+            g = xw[t, np.arange(B)]
+            if cell == 0:
+                a = g + h @ rT + rb
+                i, o, f, n = (a[:, k * H:(k + 1) * H] for k in range(4))
+                c2 = sigmoid(lim(f)) * c + sigmoid(lim(i)) * np.tanh(lim(n)); h2 = sigmoid(lim(o)) * np.tanh(c2)
+            else:
+                a = h @ rT[:, :2 * H] + rb[:2 * H]
+                z = sigmoid(lim(g[:, :H] + a[:, :H])); q = sigmoid(lim(g[:, H:2 * H] + a[:, H:]))
+                if cell == 1: n = np.tanh(lim(g[:, 2 * H:] + q * (h @ rT[:, 2 * H:] + rb[2 * H:])))
+                else: n = np.tanh(lim(g[:, 2 * H:] + (q * h) @ rT[:, 2 * H:] + rb[2 * H:]))
+                h2 = (1 - z) * n + z * h; c2 = c
+            live = (s < lens)[:, None]
+            y[t, d, np.arange(B)] = np.where(live, h2, 0); h = np.where(live, h2, h); c = np.where(live, c2, c)
+        hs[d], cs[d] = h, c
+    return y, hs, cs

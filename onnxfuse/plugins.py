@@ -48,6 +48,9 @@ OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
+    Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
+    Op("GRUSequence", "one to four layers of GRU, likewise", None),
+    Op("EncoderStack", "layers of a transformer encoder; heads of 32, 64 or 128, up to 512 a sequence", 1024, ("float16", "bfloat16")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
 
@@ -287,12 +290,17 @@ _PLAIN = re.compile(r"[\w./+@:=-]+")
 _FAMILIES = (80, 90, 100, 110, 120)
 
 
+def _own(sm: int) -> str:
+    """The name under which the compiler lets a kernel use what that architecture alone has: the tensor cores' wgmma of sm_90."""
+    return f"{sm}a" if sm == 90 else str(sm)
+
+
 def _codes(nvcc: Nvcc, sm: int, and_newer: bool) -> list[str]:
     """The values of -gencode: machine code of this architecture only, or of all from it on, and PTX of the last."""
-    codes = [f"arch=compute_{sm},code=sm_{sm}"]
+    codes = [f"arch=compute_{_own(sm)},code=sm_{_own(sm)}"]
     if and_newer:
         newer = [family for family in _FAMILIES if family > sm and family in nvcc.architectures]
-        codes += [f"arch=compute_{family},code=sm_{family}" for family in newer]
+        codes += [f"arch=compute_{_own(family)},code=sm_{_own(family)}" for family in newer]
         last = max([sm, *newer])
         codes.append(f"arch=compute_{last},code=compute_{last}")
     return codes

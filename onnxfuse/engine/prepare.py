@@ -16,7 +16,7 @@ from onnx import helper, inliner
 
 from onnxfuse.engine import encoder
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import tensors, weights
+from onnxfuse.graph import recurrence, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
@@ -26,12 +26,13 @@ VERSION = "1"
 
 # TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
 # follow is there: attribute -> place.
-OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}}
-COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization"})
+OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}, **recurrence.OPTIONAL_INPUTS}
+COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "LSTMSequence", "GRUSequence"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    **recurrence.CREATORS,
     **{op_type: (encoder.STACK, {}) for op_type in encoder.KINDS},
 }
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
@@ -179,8 +180,8 @@ def _address(node: onnx.NodeProto, read_somewhere: set[str]) -> None:
     del node.input[:], node.output[:]
     node.input.extend(inputs)
     node.output.extend(outputs)
-    creator, kind = CREATORS.get(node.op_type, (node.op_type, {}))
-    node.op_type = creator
+    made_by, kind = CREATORS.get(node.op_type, (node.op_type, {}))
+    node.op_type = made_by
     extra: dict[str, int | str] = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, **present, **kind}
     if node.op_type in COUNTED_OUTPUTS:
         extra["outputs"] = len(outputs)

@@ -10,8 +10,10 @@ from onnxfuse.fusions import (
     encoder_layer,
     gelu,
     groupnorm,
+    gru,
     layernorm,
     linear_bias,
+    lstm,
     qkv_pack,
     rmsnorm,
     silu,
@@ -34,6 +36,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     skip_layernorm.FUSION,
     skip_rmsnorm.FUSION,
     bias_gelu.FUSION,
+    lstm.FUSION,
+    gru.FUSION,
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))

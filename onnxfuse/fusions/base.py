@@ -114,6 +114,8 @@ class Fusion:
     free: bool = False
     # Tried in this order, the larger first.
     patterns: tuple[Pattern, ...]
+    # The operator without which an attempt is no near miss, where others of the pattern stand everywhere.
+    anchor: str = ""
     # Names in the pattern of inner tensors that `rewrite` can still compute when others read them.
     keeps: tuple[str, ...] = ()
 
@@ -124,6 +126,10 @@ class Fusion:
     def variant(self, match: Match) -> str | None:
         """The kind within the fusion (erf, tanh or quick for a GELU)."""
         return None
+
+    def kept(self, match: Match) -> list[gs.Tensor]:
+        """Inner tensors, and further outputs of the root, that `rewrite` still computes: they may have other readers."""
+        return [match.tensors[name] for name in self.keeps if name in match.tensors]
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         """Makes the nodes that replace the site, with its output tensors, through `new`; returns the one that stands for the site."""
@@ -203,6 +209,8 @@ def _attempt(
     near = matcher.miss
     if near is None or (not far and (len(near.nodes) < 2 or 2 * len(near.nodes) <= least_nodes(pattern))):
         return None  # too far from it to be worth a word
+    if not far and fusion.anchor and all(node.op != fusion.anchor for node in near.nodes):
+        return None
     reason = str(Refusal(near.reason, near.value))
     miss = Miss(fusion.name, label(root), tuple(label(n) for n in near.nodes), label(near.at) if near.at else None, reason)
     return miss, frozenset(id(node) for node in near.nodes)
@@ -215,7 +223,7 @@ def _stays_inside(match: Match, pattern: Pattern, index: Index) -> Refusal | Non
         value = match.get(name)
         if value is not None and value.inputs and id(value.inputs[0]) in inside:
             return Refusal(f"'{name}' is computed within the site", value.name)
-    kept = {id(match.tensors[name]) for name in match.fusion.keeps if name in match.tensors}
+    kept = {id(value) for value in match.fusion.kept(match)}
     for node in match.nodes:
         if index.owner.get(id(node)) is not match.graph:
             return Refusal("lies partly outside the body it would be fused in", label(node))
@@ -288,7 +296,7 @@ def apply(fusion: Fusion, matches: Sequence[Match], model: Model) -> list[gs.Nod
     for match in matches:
         builder.made = []
         # What others read of a site now comes from a node that stands later than its first reader may.
-        if any(name in match.tensors and match.escapes(match[name]) for name in fusion.keeps):
+        if any(match.escapes(value) for value in fusion.kept(match)):
             unsorted.add(id(match.graph))
         source = origin.joined(fusion.name, match.output.name, match.nodes)  # before rewriting takes the output off its node
         stand.append(fusion.rewrite(match, builder))
@@ -333,7 +341,7 @@ def _sorted(nodes: Sequence[gs.Node]) -> list[gs.Node]:
         pending = [first]
         while pending:
             node = pending[-1]
-            before = [source[id(value)] for value in _reads(node) if id(value) in source]
+            before = [source[id(value)] for value in reads(node) if id(value) in source]
             waiting = [other for other in before if id(other) not in done and other is not node]
             if not waiting or id(node) in done:
                 pending.pop()
@@ -344,14 +352,14 @@ def _sorted(nodes: Sequence[gs.Node]) -> list[gs.Node]:
     return order
 
 
-def _reads(node: gs.Node) -> Iterator[gs.Tensor]:
+def reads(node: gs.Node) -> Iterator[gs.Tensor]:
     """Tensors that a node reads, those that its bodies capture too."""
     yield from node.inputs
     for body in node.attrs.values():
         if isinstance(body, gs.Graph):
             yield from body.outputs
             for inner in body.nodes:
-                yield from _reads(inner)
+                yield from reads(inner)
 
 
 def _replaced(nodes: Sequence[gs.Node], replacement: dict[int, list[gs.Node]], removed: set[int]) -> Iterator[gs.Node]:

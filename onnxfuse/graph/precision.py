@@ -27,7 +27,7 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, TensorProto
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import query, weights
+from onnxfuse.graph import query, recurrence, weights
 from onnxfuse.graph.ir import Constant, Node, Variable, bodies, redirect, set_input, set_output
 from onnxfuse.graph.model import DOMAIN, Model
 from onnxfuse.graph.names import shown
@@ -233,9 +233,10 @@ class _Conversion:
 
     def _schema_reason(self, node: gs.Node) -> str | None:
         """The operator's data cannot be half at this opset."""
-        if node.domain == DOMAIN or node.op in _CONTROL or node.op in ("Cast", "Constant", "ConstantOfShape"):
+        cell = recurrence.cell_of(node.op) if node.domain == DOMAIN else None  # its body is made of that operator
+        if (node.domain == DOMAIN and not cell) or node.op in _CONTROL or node.op in ("Cast", "Constant", "ConstantOfShape"):
             return None
-        slots = _slots(node.op, node.domain or "", self.model.opset, self.half_name)
+        slots = _slots(cell or node.op, "" if cell else node.domain or "", self.model.opset, self.half_name)
         if slots is None:
             return None
         inputs, outputs, more_in, more_out = slots
@@ -243,7 +244,7 @@ class _Conversion:
         gives = [_slot(outputs, more_out, i) for i, tensor in enumerate(node.outputs) if _is_float(tensor)]
         if (takes and not any(takes)) or (gives and not any(gives)):
             name = "float16" if self.half == np.float16 else "bfloat16"
-            return f"{node.op} takes no {name} in opset {self.model.opset}"
+            return f"{cell or node.op} takes no {name} in opset {self.model.opset}"
         return None
 
     def _dequantizes(self, node: gs.Node) -> str | None:

@@ -16,12 +16,18 @@ from onnxfuse.graph.names import first_line, shown
 _STANDARD = ("", "ai.onnx")
 _OWN_ATTRIBUTES = {
     "axis": AttributeProto.INT,
+    "clip": AttributeProto.FLOAT,
+    "direction": AttributeProto.STRING,
     "dtype": AttributeProto.INT,
     "epsilon": AttributeProto.FLOAT,
     "grouped": AttributeProto.INTS,
     "grouped_shape": AttributeProto.TENSOR,
+    "hidden_size": AttributeProto.INT,
+    "linear_before_reset": AttributeProto.INT,
     "num_groups": AttributeProto.INT,
     "scale": AttributeProto.FLOAT,
+    "x_perm": AttributeProto.INTS,
+    "y_perm": AttributeProto.INTS,
 }
 _UNCHECKED = "onnxfuse.deprecated"  # a domain that the checker does not know
 

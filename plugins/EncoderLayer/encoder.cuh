@@ -436,7 +436,7 @@ private:
     __device__ __forceinline__ void statistics_of_x(ProductPlan const& p, Task const& t, int first_block)
     {
         int const rows = p.blocks * kRowBlock / p.parts, pieces = a_.width / 8;
-#pragma unroll 2
+#pragma unroll 1
         for (int local = warp_; local < rows; local += kWarps)
         {
             int const row = row_of_x(row_tile(p, t, first_block, local / 16) * 16 + local % 16);
@@ -891,13 +891,14 @@ private:
 
     // --- attention -----------------------------------------------------------------------------------------------------
 
-    __device__ __forceinline__ float masked(float score, int b, int h, int row, int key) const
+    // `first`: of the mask's row.
+    __device__ __forceinline__ float masked(float score, int64_t first, int key, int sequence) const
     {
-        if (key >= a_.sequence)
+        if (key >= sequence)
             return -__uint_as_float(0x7f800000u);
         if (a_.mask_type == kNoMask)
             return score * a_.scale_log2;
-        int64_t const at = b * a_.mask_batch + h * a_.mask_head + min(row, a_.sequence - 1) * a_.mask_row + key;
+        int64_t const at = first + key;
         if (a_.mask_type == kMaskBool)
             return static_cast<unsigned char const*>(a_.mask)[at] ? score * a_.scale_log2 : -__uint_as_float(0x7f800000u);
         float const m = a_.mask_type == kMaskFloat ? static_cast<float const*>(a_.mask)[at] : widen(static_cast<T const*>(a_.mask)[at]);
@@ -908,33 +909,39 @@ private:
     template <int kSteps, int kTurns> // head size / 16; key tiles / 8
     __device__ __forceinline__ void attend(int b, int h, int tile)
     {
-        int const tiles16 = a_.plan.rows / 16, keys = a_.plan.padded / 16, key0 = b * keys, blocks = a_.width / 16;
+        // Opaque, or the compiler keeps what follows from them (which keys are there) in registers from item to item.
+        int sequence = a_.sequence;
+        asm volatile("" : "+r"(sequence));
+        int const tiles16 = a_.plan.rows / 16, keys = (sequence + 15) / 16, key0 = b * keys, blocks = a_.width / 16;
         unsigned char* const probabilities = sums();
         float* const joined = reinterpret_cast<float*>(sums() + keys * 512); // [2][8][16]
-        auto fragment = [&](int block, int row) { return a_.qkv + (static_cast<int64_t>(block) * tiles16 + row) * 512 + lane_ * 16; };
+        // A head's first block of 16 columns, of Q, K or V; blocks follow each other at `step` bytes, tiles of 16 rows at 512.
+        unsigned const step = static_cast<unsigned>(tiles16) * 512;
+        auto fragments = [&](int part, int row) { return a_.qkv + (part * blocks + h * kSteps) * step + static_cast<unsigned>(row) * 512 + lane_ * 16; };
+        unsigned char const *const queries = fragments(0, key0 + tile), *const keys_here = fragments(1, key0 + warp_), *const values = fragments(2, key0);
         constexpr int kColumns = 2 * kSteps;                         // of 8
         constexpr int kEach = kColumns <= kWarps ? 1 : kColumns / kWarps; // columns of a warp
         constexpr int kShare = kColumns < kWarps ? kWarps / kColumns : 1; // warps of a column
-        constexpr bool kAtOnce = kTurns * kSteps <= 8; // whether all keys of a warp are asked for at once
-        uint4 q[kSteps], k[kAtOnce ? kTurns : 1][kSteps];
+        // Keys are asked for in pieces of a turn, some ahead, as the registers allow.
+        constexpr int kPiece = kSteps < 4 ? kSteps : 4, kParts = kSteps / kPiece, kPieces = kTurns * kParts;
+        constexpr int kAhead = kPieces * kPiece <= 8 ? kPieces : 2;
+        uint4 q[kSteps], k[kAhead][kPiece];
 #pragma unroll
         for (int j = 0; j < kSteps; ++j)
-            q[j] = load_fresh(reinterpret_cast<uint4 const*>(fragment(h * kSteps + j, key0 + tile)));
-        auto load_keys = [&](uint4 (&to)[kSteps], int i) {
+            q[j] = load_fresh(reinterpret_cast<uint4 const*>(queries + j * step));
+        auto load_keys = [&](uint4 (&to)[kPiece], int piece) {
+            int const i = piece / kParts, first = piece % kParts * kPiece;
 #pragma unroll
-            for (int j = 0; j < kSteps; ++j)
+            for (int j = 0; j < kPiece; ++j)
             {
                 to[j] = make_uint4(0, 0, 0, 0);
                 if (warp_ + i * kWarps < keys)
-                    to[j] = load_fresh(reinterpret_cast<uint4 const*>(fragment(blocks + h * kSteps + j, key0 + warp_ + i * kWarps)));
+                    to[j] = load_fresh(reinterpret_cast<uint4 const*>(keys_here + ((first + j) * step + i * kWarps * 512)));
             }
         };
-        if constexpr (kAtOnce)
-        {
 #pragma unroll
-            for (int i = 0; i < kTurns; ++i)
-                load_keys(k[i], i);
-        }
+        for (int i = 0; i < kAhead; ++i)
+            load_keys(k[i], i);
         // V of this warp's columns: all keys, or every kShare-th tile.
         constexpr int kValues = kWarps * kTurns / kShare;
         int const column = warp_ % kColumns, share = kShare > 1 ? warp_ / kColumns : 0;
@@ -943,50 +950,61 @@ private:
             uint2 v = make_uint2(0, 0);
             if (tile_of_keys < keys)
             {
-                v = load_fresh(reinterpret_cast<uint2 const*>(fragment(2 * blocks + h * kSteps + c / 2, key0 + tile_of_keys) + (c & 1) * 8));
+                v = load_fresh(reinterpret_cast<uint2 const*>(values + (c / 2 * step + tile_of_keys * 512 + (c & 1) * 8)));
                 // Keys that do not exist have probability 0, and may hold anything.
-                if (tile_of_keys * 16 + g_ >= a_.sequence)
+                if (tile_of_keys * 16 + g_ >= sequence)
                     v.x = 0;
-                if (tile_of_keys * 16 + 8 + g_ >= a_.sequence)
+                if (tile_of_keys * 16 + 8 + g_ >= sequence)
                     v.y = 0;
             }
             return v;
         };
-        constexpr bool kEarly = kEach == 1 && kTurns == 1;
-        uint2 v[kEarly ? kValues : 1];
-        if constexpr (kEarly)
-        {
+        // Some at a time, the next while these are multiplied.
+        constexpr int kMost = kSteps <= 4 && kSteps * kTurns <= 8 ? 8 : 4, kGroup = kValues < kMost ? kValues : kMost, kGroups = kValues / kGroup;
+        uint2 v[2][kGroup];
+        auto first_values = [&] {
 #pragma unroll
-            for (int i = 0; i < kValues; ++i)
-                v[i] = value(column, i);
-        }
+            for (int i = 0; i < kGroup; ++i)
+                v[0][i] = value(column, i);
+        };
+        if constexpr (kTurns < 4)
+            first_values();
         float s[kTurns][2][4];
         float most0 = -__uint_as_float(0x7f800000u), most1 = most0;
         int const row = tile * 16 + g_;
+        int64_t const mask0 = b * a_.mask_batch + h * a_.mask_head + min(row, sequence - 1) * a_.mask_row;
+        int64_t const mask1 = b * a_.mask_batch + h * a_.mask_head + min(row + 8, sequence - 1) * a_.mask_row;
 #pragma unroll
         for (int i = 0; i < kTurns; ++i)
         {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 s[i][0][e] = s[i][1][e] = 0.0f;
-            uint4(&keys_of_turn)[kSteps] = k[kAtOnce ? i : 0];
-            if constexpr (!kAtOnce)
-                load_keys(keys_of_turn, i);
 #pragma unroll
-            for (int j = 0; j < kSteps; ++j)
+            for (int part = 0; part < kParts; ++part)
             {
-                mma(s[i][0], q[j], keys_of_turn[j].x, keys_of_turn[j].z, T{});
-                mma(s[i][1], q[j], keys_of_turn[j].y, keys_of_turn[j].w, T{});
+                int const piece = i * kParts + part;
+                uint4(&now)[kPiece] = k[piece % kAhead];
+#pragma unroll
+                for (int j = 0; j < kPiece; ++j)
+                {
+                    mma(s[i][0], q[part * kPiece + j], now[j].x, now[j].z, T{});
+                    mma(s[i][1], q[part * kPiece + j], now[j].y, now[j].w, T{});
+                }
+                if (piece + kAhead < kPieces)
+                    load_keys(now, piece + kAhead);
             }
 #pragma unroll
             for (int e = 0; e < 8; ++e)
             {
                 float& score = s[i][e / 4][e % 4];
-                score = masked(score, b, h, row + (e % 4 / 2) * 8, (warp_ + i * kWarps) * 16 + e / 4 * 8 + 2 * q_ + e % 2);
+                score = masked(score, e % 4 / 2 ? mask1 : mask0, (warp_ + i * kWarps) * 16 + e / 4 * 8 + 2 * q_ + e % 2, sequence);
                 float& most = e % 4 / 2 ? most1 : most0;
                 most = fmaxf(most, score);
             }
         }
+        if constexpr (kTurns == 4) // only now: the keys needed the registers
+            first_values();
         most0 = fmaxf(most0, __shfl_xor_sync(~0u, most0, 1));
         most0 = fmaxf(most0, __shfl_xor_sync(~0u, most0, 2));
         most1 = fmaxf(most1, __shfl_xor_sync(~0u, most1, 1));
@@ -1043,19 +1061,27 @@ private:
             int const c = column + n * kWarps;
             float o[2][4] = {};
 #pragma unroll
-            for (int i = 0; i < kValues; ++i)
+            for (int group = 0; group < kGroups; ++group)
             {
-                int const tile_of_keys = share + i * kShare;
-                if (tile_of_keys < keys)
+                int const now = n * kGroups + group;
+                if (now + 1 < kEach * kGroups)
                 {
-                    uint2 words;
-                    if constexpr (kEarly)
-                        words = v[i];
-                    else
-                        words = value(c, i);
-                    uint4 const p = *reinterpret_cast<uint4 const*>(probabilities + tile_of_keys * 512 + lane_ * 16);
-                    uint32_t const b0 = transpose(words.x), b1 = transpose(words.y);
-                    mma(o[i & 1], p, b0, b1, T{});
+                    int const later = (now + 1) % kGroups * kGroup, column_then = column + (now + 1) / kGroups * kWarps;
+#pragma unroll
+                    for (int i = 0; i < kGroup; ++i)
+                        v[(now + 1) % 2][i] = value(column_then, later + i);
+                }
+#pragma unroll
+                for (int i = 0; i < kGroup; ++i)
+                {
+                    int const tile_of_keys = share + (group * kGroup + i) * kShare;
+                    if (tile_of_keys < keys)
+                    {
+                        uint2 const words = v[now % 2][i];
+                        uint4 const p = *reinterpret_cast<uint4 const*>(probabilities + tile_of_keys * 512 + lane_ * 16);
+                        uint32_t const b0 = transpose(words.x), b1 = transpose(words.y);
+                        mma(o[i & 1], p, b0, b1, T{});
+                    }
                 }
             }
             float4 all = make_float4(o[0][0] + o[1][0], o[0][1] + o[1][1], o[0][2] + o[1][2], o[0][3] + o[1][3]);
@@ -1157,10 +1183,13 @@ private:
     }
 };
 
+// allow-spill onnxfuse::encoder::encode: 32 bytes, a handful of loads in a launch of 100 us; without attention there are none
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
 {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ONNXFUSE_EMULATED)
     ONNXFUSE_DYNAMIC_SHARED(shared);
     Encoder<T>(args, shared).run();
+#endif
 }
 } // namespace onnxfuse::encoder

@@ -142,6 +142,14 @@ public:
     virtual int64_t getConstantValue() const = 0;
     virtual bool isSizeTensor() const = 0;
 };
+
+class VExprBuilder : public VRoot
+{
+public:
+    virtual IDimensionExpr const* constant(int64_t value) = 0;
+    virtual IDimensionExpr const* operation(DimensionOperation op, IDimensionExpr const& first, IDimensionExpr const& second) = 0;
+    virtual IDimensionExpr const* declareSizeTensor(int32_t outputIndex, IDimensionExpr const& opt, IDimensionExpr const& upper) = 0;
+};
 } // namespace apiv
 
 class INoCopy
@@ -177,8 +185,20 @@ public:
     IDimensionExpr const* d[Dims::MAX_DIMS];
 };
 
+class IExprBuilder : public INoCopy
+{
+public:
+    IDimensionExpr const* constant(int64_t value) noexcept
+    {
+        return mImpl->constant(value);
+    }
+
+protected:
+    apiv::VExprBuilder* mImpl;
+    virtual ~IExprBuilder() noexcept = default;
+};
+
 // Only passed through.
-class IExprBuilder;
 class IPluginResourceContext;
 class ILoggerFinder;
 

@@ -53,16 +53,16 @@ PluginField const* Fields::find(char const* name) const
 }
 
 template <typename T>
-static double read(void const* data)
+static double read(void const* data, int32_t index)
 {
     T value;
-    std::memcpy(&value, data, sizeof value);
+    std::memcpy(&value, static_cast<T const*>(data) + index, sizeof value);
     return static_cast<double>(value);
 }
 
-double Fields::value(PluginField const& field) const
+double Fields::value(PluginField const& field, int32_t index, int32_t length) const
 {
-    double (*convert)(void const*) = nullptr;
+    double (*convert)(void const*, int32_t) = nullptr;
     switch (field.type)
     {
     case PluginFieldType::kFLOAT32: convert = read<float>; break;
@@ -73,9 +73,25 @@ double Fields::value(PluginField const& field) const
     case PluginFieldType::kINT64: convert = read<int64_t>; break;
     default: refuse("field '%s' is no number (plugin field type %d)", field.name, static_cast<int>(field.type));
     }
-    if (field.length != 1 || !field.data)
+    if (field.length != length || !field.data)
         refuse("field '%s' holds %d values; give one number", field.name, field.data ? field.length : 0);
-    return convert(field.data);
+    return convert(field.data, index);
+}
+
+std::vector<int32_t> Fields::integers(char const* name, std::vector<int32_t> const& absent) const
+{
+    PluginField const* const field = find(name);
+    if (!field)
+        return absent;
+    std::vector<int32_t> numbers;
+    for (int32_t i = 0; i < field->length; ++i)
+    {
+        double const number = value(*field, i, field->length);
+        if (number != std::floor(number) || std::fabs(number) > INT32_MAX)
+            refuse("field '%s' holds %g; it must hold whole numbers", name, number);
+        numbers.push_back(static_cast<int32_t>(number));
+    }
+    return numbers;
 }
 
 float Fields::number(char const* name, float absent) const

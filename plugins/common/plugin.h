@@ -57,11 +57,12 @@ public:
 
     float number(char const* name, float absent) const;
     int32_t integer(char const* name, int32_t absent, int32_t low, int32_t high) const;
+    std::vector<int32_t> integers(char const* name, std::vector<int32_t> const& absent) const;
     std::string text(char const* name, char const* absent) const;
 
 private:
     nvinfer1::PluginField const* find(char const* name) const;
-    double value(nvinfer1::PluginField const& field) const;
+    double value(nvinfer1::PluginField const& field, int32_t index = 0, int32_t length = 1) const;
 
     nvinfer1::PluginFieldCollection const* given_;
 };
@@ -118,21 +119,18 @@ void check_width(Shape const& shape, int64_t most);
 Dtype dtype_of(nvinfer1::DataType type);
 int64_t rows_of(nvinfer1::Dims const& dims);
 
-// A plugin whose tensors have one element type and whose outputs have the shape of input 0. Derived has
+// What is the same for every plugin. Derived has
 //   static constexpr char const* kName;
 //   static std::vector<PluginField> const& fields();        what the creator takes: names and types
 //   explicit Derived(Fields const&);                         refuses bad fields
-//   static constexpr int64_t kMaxWidth;                      the longest last axis
-//   void check(std::vector<Shape> const& inputs) const;      refuses shapes; extents of -1 are unknown
 //   int outputs() const;
-//   int launch(int dtype, Tensors const&, int64_t rows, int64_t width, cudaStream_t) const;      a cudaError_t
 //   std::vector<PluginField> state() const;                  the fields that make the same plugin again; data in *this
 //   std::string key() const;                                 all that changes its speed
 template <typename Derived>
-class Plugin : public nvinfer1::IPluginV3,
-               public nvinfer1::IPluginV3OneCore,
-               public nvinfer1::IPluginV3OneBuild,
-               public nvinfer1::IPluginV3OneRuntime
+class Node : public nvinfer1::IPluginV3,
+             public nvinfer1::IPluginV3OneCore,
+             public nvinfer1::IPluginV3OneBuild,
+             public nvinfer1::IPluginV3OneRuntime
 {
 public:
     // getInterfaceInfo stays each base's own: an override here would answer for all four.
@@ -175,6 +173,63 @@ public:
     {
         return self().outputs();
     }
+    char const* getTimingCacheID() noexcept override
+    {
+        return described();
+    }
+    char const* getMetadataString() noexcept override
+    {
+        return described();
+    }
+
+    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override
+    {
+        nvinfer1::PluginFieldCollection const* collection = nullptr;
+        accepted(Derived::kName, [&] {
+            state_ = self().state();
+            collection_ = {static_cast<int32_t>(state_.size()), state_.data()};
+            collection = &collection_;
+        });
+        return collection;
+    }
+
+protected:
+    // What TensorRT reads through a pointer belongs to this object alone and is not copied.
+    Node() = default;
+    Node(Node const&) noexcept {}
+    Node& operator=(Node const&) = delete;
+
+    Derived const& self() const
+    {
+        return static_cast<Derived const&>(*this);
+    }
+    // 0 where act() did not refuse: what TensorRT takes for success.
+    template <typename Act>
+    static int32_t status(Act act) noexcept
+    {
+        return accepted(Derived::kName, act) ? 0 : 1;
+    }
+
+private:
+    char const* described() noexcept
+    {
+        accepted(Derived::kName, [&] { described_ = self().key(); });
+        return described_.c_str();
+    }
+
+    std::vector<nvinfer1::PluginField> state_;
+    nvinfer1::PluginFieldCollection collection_;
+    std::string described_;
+};
+
+// A plugin whose tensors have one element type and whose outputs have the shape of input 0. Derived also has
+//   static constexpr int64_t kMaxWidth;                      the longest last axis
+//   void check(std::vector<Shape> const& inputs) const;      refuses shapes; extents of -1 are unknown
+//   int launch(int dtype, Tensors const&, int64_t rows, int64_t width, cudaStream_t) const;      a cudaError_t
+template <typename Derived>
+class Plugin : public Node<Derived>
+{
+public:
     int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
         int32_t nbInputs) const noexcept override
     {
@@ -214,14 +269,6 @@ public:
             outputs_count_ = nbOutputs;
         });
     }
-    char const* getTimingCacheID() noexcept override
-    {
-        return described();
-    }
-    char const* getMetadataString() noexcept override
-    {
-        return described();
-    }
 
     int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*,
         int32_t nbOutputs) noexcept override
@@ -245,53 +292,20 @@ public:
                 refuse("the kernel did not start: %s", onnxfuse_launch_error(failed));
         });
     }
-    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override
-    {
-        nvinfer1::PluginFieldCollection const* collection = nullptr;
-        accepted(Derived::kName, [&] {
-            state_ = self().state();
-            collection_ = {static_cast<int32_t>(state_.size()), state_.data()};
-            collection = &collection_;
-        });
-        return collection;
-    }
 
 protected:
-    // What TensorRT reads through a pointer belongs to this object alone and is not copied.
-    Plugin() = default;
-    Plugin(Plugin const& other) noexcept
-        : inputs_count_(other.inputs_count_)
-        , outputs_count_(other.outputs_count_)
-    {
-    }
-    Plugin& operator=(Plugin const&) = delete;
+    using Node<Derived>::self;
+    using Node<Derived>::status;
 
 private:
-    Derived const& self() const
-    {
-        return static_cast<Derived const&>(*this);
-    }
     void check_inputs(std::vector<Shape> const& inputs) const
     {
         self().check(inputs);
         check_width(inputs[0], Derived::kMaxWidth);
     }
-    template <typename Act>
-    static int32_t status(Act act) noexcept
-    {
-        return accepted(Derived::kName, act) ? 0 : 1;
-    }
-    char const* described() noexcept
-    {
-        accepted(Derived::kName, [&] { described_ = self().key(); });
-        return described_.c_str();
-    }
 
     int32_t inputs_count_ = 0; // as last told: enqueue is not given them
     int32_t outputs_count_ = 0;
-    std::vector<nvinfer1::PluginField> state_;
-    nvinfer1::PluginFieldCollection collection_;
-    std::string described_;
 };
 
 template <typename P>

@@ -71,6 +71,18 @@ struct ProbeDimension : apiv::VDimensionExpr
     bool isSizeTensor() const override { return false; }
 };
 
+struct ProbeBuilder : apiv::VExprBuilder
+{
+    IDimensionExpr const* constant(int64_t) override { return nullptr; }
+    IDimensionExpr const* operation(DimensionOperation, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
+    IDimensionExpr const* declareSizeTensor(int32_t, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
+};
+
+struct ProbeExpressions : IExprBuilder
+{
+    static size_t implementation() { return offsetof(ProbeExpressions, mImpl); }
+};
+
 struct ProbeExpression : IDimensionExpr
 {
     static size_t implementation() { return offsetof(ProbeExpression, mImpl); }
@@ -120,6 +132,8 @@ int main()
     OFFSET(InterfaceInfo, minor);
     SIZE(IDimensionExpr);
     std::printf("offsetof IDimensionExpr.mImpl %zu\n", ProbeExpression::implementation());
+    SIZE(IExprBuilder);
+    std::printf("offsetof IExprBuilder.mImpl %zu\n", ProbeExpressions::implementation());
     SIZE(IVersionedInterface);
     SIZE(IPluginV3);
     SIZE(IPluginCapability);

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include <csetjmp>
 #include <ucontext.h>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -48,17 +49,18 @@ struct Block
 
 struct Thread
 {
-    ucontext_t context;
+    jmp_buf at; // where it goes on
     std::unique_ptr<char[]> stack;
     dim3 index;
     int lane = 0;
     Block* block = nullptr;
     Group* warp = nullptr;
+    bool started = false;
     bool done = false;
 };
 
 constexpr size_t kStack = 64 * 1024;
-ucontext_t scheduler;
+jmp_buf scheduler;
 std::vector<Thread> threads;
 std::vector<Group> warps;
 std::vector<Group> clusters;
@@ -86,9 +88,17 @@ void enter()
 }
 } // namespace
 
+// Without the signal mask, which would cost two system calls each time.
+int setting(char const* name, int otherwise)
+{
+    char const* const text = std::getenv(name);
+    return text ? std::atoi(text) : otherwise;
+}
+
 void yield()
 {
-    swapcontext(&current->context, &scheduler);
+    if (_setjmp(current->at) == 0)
+        _longjmp(scheduler, 1);
 }
 
 void wait_for_block()
@@ -144,6 +154,22 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
 }
 
+// Runs the current thread until it yields.
+static void go_on()
+{
+    if (_setjmp(scheduler) != 0)
+        return;
+    if (current->started)
+        _longjmp(current->at, 1);
+    current->started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = current->stack.get();
+    context.uc_stack.ss_size = kStack;
+    makecontext(&context, enter, 0);
+    setcontext(&context);
+}
+
 // Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
 // chance, so that none can count on another's pace.
 static void run_blocks()
@@ -171,10 +197,7 @@ static void run_blocks()
         thread.warp = &warps[number * warps_each + within / 32];
         thread.done = false;
         ++thread.warp->size;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = kStack;
-        makecontext(&thread.context, enter, 0);
+        thread.started = false;
     }
     static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
@@ -191,7 +214,7 @@ static void run_blocks()
             current = &threads[i];
             threadIdx = current->index;
             blockIdx = current->block->index;
-            swapcontext(&scheduler, &current->context);
+            go_on();
             left -= current->done;
         }
     }
@@ -239,13 +262,19 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
     {
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (std::getenv("ONNXFUSE_EMULATED_SHARED") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SHARED")) : 40 * 1024); break;
-    default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::setting("ONNXFUSE_EMULATED_SHARED", 40 * 1024); break;
+    default: *value = emulator::setting("ONNXFUSE_EMULATED_SMS", 2);
     }
     return cudaSuccess;
 }
-extern "C" cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t)
+
+extern "C" cudaError_t cudaMemcpyAsync(void* to, void const* from, size_t bytes, cudaMemcpyKind, cudaStream_t)
 {
-    std::memset(to, value, count);
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+extern "C" cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t)
+{
+    std::memset(to, value, bytes);
     return cudaSuccess;
 }

@@ -148,7 +148,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 3);
+    EXPECT(library.count == 5);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);
@@ -312,6 +312,115 @@ static void running(Loaded const& library)
     EXPECT(runtime(norm)->enqueue(full, full, inputs, outputs, nullptr, nullptr) != 0); // null pointers
 }
 
+// Answers with dimensions as TensorRT makes them.
+struct Maker : apiv::VExprBuilder
+{
+    IDimensionExpr const* constant(int64_t value) override { return new Expression(value); }
+    IDimensionExpr const* operation(DimensionOperation, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
+    IDimensionExpr const* declareSizeTensor(int32_t, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
+};
+
+struct Builder : IExprBuilder
+{
+    Builder() { mImpl = &maker; }
+    Maker maker;
+};
+
+static std::vector<int64_t> extents(DimsExprs const& dims)
+{
+    std::vector<int64_t> found;
+    for (int32_t i = 0; i < dims.nbDims; ++i)
+        found.push_back(dims.d[i]->isConstant() ? dims.d[i]->getConstantValue() : -1);
+    return found;
+}
+
+static void recurrence(Loaded const& library)
+{
+    static int32_t const hidden = 64, wrong = 20, batch_first[] = {1, 0, 2}, y_batch_first[] = {2, 0, 1, 3}, y_plain[] = {0, 1, 2, 3};
+    auto number = [](char const* name, int32_t const* value) { return PluginField{name, value, PluginFieldType::kINT32, 1}; };
+    PluginField const size = number("hidden_size", &hidden);
+    PluginField const both{"direction", "bidirectional", PluginFieldType::kCHAR, 13};
+    auto shapes_of = [](IPluginV3* plugin, std::vector<std::vector<int64_t>> const& inputs) {
+        std::vector<DimsExprs> dims;
+        for (auto const& given : inputs)
+            dims.push_back(symbolic(given));
+        std::vector<DimsExprs> outputs(static_cast<size_t>(build(plugin)->getNbOutputs()));
+        Builder builder;
+        int32_t const status = build(plugin)->getOutputShapes(
+            dims.data(), static_cast<int32_t>(dims.size()), nullptr, 0, outputs.data(), static_cast<int32_t>(outputs.size()), builder);
+        std::vector<std::vector<int64_t>> found;
+        for (size_t i = 0; status == 0 && i < outputs.size(); ++i)
+            found.push_back(extents(outputs[i]));
+        return found;
+    };
+    using Extents = std::vector<std::vector<int64_t>>;
+    // Two layers, both directions, batch first, lengths and the second layer's states.
+    IPluginV3* const stack = library.make("LSTMSequence",
+        {size, both, number("layers", &two), {"x_perm", batch_first, PluginFieldType::kINT32, 3},
+            {"y_perm", y_batch_first, PluginFieldType::kINT32, 4}, number("has_b1", &one), number("has_lengths", &one),
+            number("has_h2", &one), number("has_c2", &one)});
+    EXPECT(stack != nullptr && build(stack)->getNbOutputs() == 5);
+    Extents given{{-1, -1, 24}, {2, 256, 24}, {2, 256, 64}, {2, 512}, {2, 256, 128}, {2, 256, 64}, {-1}, {2, -1, 64}, {2, -1, 64}};
+    EXPECT((shapes_of(stack, given) == Extents{{-1, -1, 128}, {2, -1, 64}, {2, -1, 64}, {2, -1, 64}, {2, -1, 64}}));
+    given[0] = {3, 7, 24};
+    given[7] = {2, 3, 64};
+    EXPECT((shapes_of(stack, given)[0] == std::vector<int64_t>{3, 7, 128}));
+    given[7] = {2, 4, 64}; // another batch
+    EXPECT(shapes_of(stack, given).empty());
+    given[7] = {2, 3, 64};
+    given[4] = {2, 256, 64}; // the second layer takes both directions of the first
+    EXPECT(shapes_of(stack, given).empty());
+    given.pop_back();
+    EXPECT(shapes_of(stack, given).empty());
+
+    // One layer of a GRU, Y as ONNX has it.
+    IPluginV3* const layer
+        = library.make("GRUSequence", {size, number("joined", &zero), {"y_perm", y_plain, PluginFieldType::kINT32, 4}, number("outputs", &one)});
+    EXPECT(layer != nullptr && build(layer)->getNbOutputs() == 1);
+    EXPECT((shapes_of(layer, {{7, -1, 24}, {1, 192, 24}, {1, 192, 64}}) == Extents{{7, 1, -1, 64}}));
+
+    DataType const half = DataType::kHALF, whole = DataType::kINT32;
+    DataType kinds[9] = {half, half, half, half, half, half, whole, half, half}, out[5];
+    EXPECT(build(stack)->getOutputDataTypes(out, 5, kinds, 9) == 0 && out[0] == half && out[4] == half);
+    kinds[6] = half;
+    EXPECT(build(stack)->getOutputDataTypes(out, 5, kinds, 9) != 0);
+    DynamicPluginTensorDesc tensors[14] = {};
+    for (int i = 0; i < 14; ++i)
+        tensors[i].desc = desc({1}, i == 6 ? whole : half);
+    for (int i = 0; i < 14; ++i)
+        EXPECT(build(stack)->supportsFormatCombination(i, tensors, 9, 5));
+    tensors[6].desc.type = half;
+    EXPECT(!build(stack)->supportsFormatCombination(6, tensors, 9, 5));
+
+    // Without a batch there is nothing to do, and no GPU is asked.
+    PluginTensorDesc const none[] = {desc({7, 0, 24}), desc({1, 192, 24}), desc({1, 192, 64})};
+    void const* const inputs[3] = {};
+    void* const outputs[1] = {};
+    EXPECT(runtime(layer)->onShapeChange(none, 3, none, 1) == 0);
+    EXPECT(runtime(layer)->enqueue(none, none, inputs, outputs, nullptr, nullptr) == 0);
+
+    for (IPluginV3* const first : {stack, layer})
+    {
+        char const* const name = core(first)->getPluginName();
+        std::string const state = written(runtime(first)->getFieldsToSerialize());
+        IPluginV3* const again
+            = library.creator(name)->createPlugin("node", runtime(first)->getFieldsToSerialize(), TensorRTPhase::kRUNTIME);
+        IPluginV3* const copy = first->clone();
+        for (IPluginV3* const other : {copy, again})
+        {
+            EXPECT(other != nullptr && written(runtime(other)->getFieldsToSerialize()) == state);
+            EXPECT(std::strcmp(build(other)->getTimingCacheID(), build(first)->getTimingCacheID()) == 0);
+        }
+    }
+
+    EXPECT(!library.make("LSTMSequence", {}));
+    EXPECT(!library.make("LSTMSequence", {number("hidden_size", &wrong)}));
+    EXPECT(!library.make("LSTMSequence", {size, {"direction", "backward", PluginFieldType::kCHAR, 8}}));
+    EXPECT(!library.make("LSTMSequence", {size, {"x_perm", batch_first, PluginFieldType::kINT32, 2}}));
+    EXPECT(!library.make("LSTMSequence", {size, {"y_perm", y_plain, PluginFieldType::kINT32, 4}}));
+    EXPECT(!library.make("GRUSequence", {size, number("has_c1", &one)}));
+}
+
 int main(int, char** argv)
 {
     Loaded const library(argv[1]);
@@ -328,6 +437,8 @@ int main(int, char** argv)
         types(library);
     else if (scenario == "running")
         running(library);
+    else if (scenario == "recurrence")
+        recurrence(library);
     else
         return 2;
     return failures ? 1 : 0;

@@ -13,7 +13,7 @@ from onnxfuse import plugins
 
 HERE = Path(__file__).parent
 VERSIONS = ("10.14", "10.16", "11.0", "11.4")
-PROBES = ("ProbePlugin", "ProbeCore", "ProbeBuild", "ProbeRuntime", "ProbeCreator", "ProbeDimension")
+PROBES = ("ProbePlugin", "ProbeCore", "ProbeBuild", "ProbeRuntime", "ProbeCreator", "ProbeDimension", "ProbeBuilder")
 
 
 def include_flags(official: Path | None, nvcc: plugins.Nvcc | None) -> list[str]:

@@ -46,6 +46,19 @@ SCENARIOS = {
         "SkipLayerNormalization: skip [1x128x768] has another shape than input [2x128x768]; a broadcast is not supported",
         "SkipLayerNormalization: the kernel did not start: invalid argument",
     ],
+    "recurrence": [
+        "LSTMSequence: initial state [2x4x64] has another shape than direction, batch, hidden [2x3x64]; a broadcast is not supported",
+        "LSTMSequence: W [2x256x64] has another shape than direction, gates, input [2x256x128]; a broadcast is not supported",
+        "LSTMSequence: 8 inputs; its fields tell of 9",
+        "LSTMSequence: input 6 has another type than int32",
+        "LSTMSequence: field 'hidden_size' is 0; the kernels take multiples of 8; leave this node to TensorRT",
+        "LSTMSequence: field 'hidden_size' is 20; the kernels take multiples of 8; leave this node to TensorRT",
+        "LSTMSequence: field 'direction' is 'backward'; it must be forward, reverse or bidirectional",
+        "LSTMSequence: field 'x_perm' must be 0 1 2 or 1 0 2",
+        "LSTMSequence: field 'y_perm' must be 0 2 1 3 or 2 0 1 3",
+        "GRUSequence: field 'has_c1' is not known; the fields are direction, clip, hidden_size, layers, outputs, linear_before_reset, "
+        "x_perm, y_perm, joined, has_lengths, has_b1, has_h1, has_b2, has_h2, has_b3, has_h3, has_b4, has_h4",
+    ],
 }
 
 

@@ -47,6 +47,8 @@ good = [
     outputs("SkipLayerNormalization", epsilon=i32(1), outputs=i64(2)),
     outputs("SkipRMSNormalization", epsilon=np.array([1e-6]), outputs=i32(1)),
     outputs("BiasGelu"), outputs("BiasGelu", approximate="tanh"), outputs("BiasGelu", approximate="quick"),
+    outputs("LSTMSequence", hidden_size=i64(64)),
+    outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
 ]
 own = [creator for creator in registry.all_creators if creator.plugin_namespace == "onnxfuse"]
 bad = [
@@ -63,6 +65,11 @@ print(json.dumps({
     "bad": bad,
 }))
 """
+
+RECURRENCE = (
+    *("direction", "clip", "hidden_size", "layers", "outputs", "linear_before_reset"),
+    *("x_perm", "y_perm", "joined", "has_lengths"),
+)
 
 
 @pytest.mark.nvcc
@@ -92,8 +99,10 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipLayerNormalization": ["epsilon", "outputs", "has_beta"],
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
+        "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
+        "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4]
     assert said["bad"] == [None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",

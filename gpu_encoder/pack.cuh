@@ -2,7 +2,7 @@
 // vectors in float32: bias + beta W and column sums of what was packed (behind a norm), or bias, gamma and beta (before a residual).
 #pragma once
 
-#include "../common/vector.cuh"
+#include "../plugins/common/vector.cuh"
 
 namespace onnxfuse::encoder
 {
