@@ -1183,7 +1183,7 @@ private:
     }
 };
 
-// allow-spill onnxfuse::encoder::encode: 32 bytes, a handful of loads in a launch of 100 us; without attention there are none
+// allow-spill encoder: 32 bytes, a handful of loads in a launch of 100 us; without attention there are none
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
 {
