@@ -14,10 +14,10 @@ def HOST_CASES(case):
         a(f"cluster {cluster}", B=1, S=70, cluster=cluster)
     for barrier in (1, 2, 3):
         a(f"barrier {barrier}", B=1, S=32, barrier=barrier, restore=1)
-    a("ring of three", B=1, S=70, F=512, stages=3)
-    a("ring of three, passes", B=4, S=90, F=256, stages=3, clusters=2, D=64, H=2, L=2)
+    a("ring of four", B=1, S=70, F=512, stages=4)
+    a("ring of four, passes", B=4, S=90, F=256, stages=4, clusters=2, D=64, H=2, L=2)
     a("passes, whole", B=4, S=90, F=256, clusters=2, D=64, H=2, L=2)
-    a("passes, parts", B=8, S=90, F=256, clusters=3, L=2, parts=(2, 2, 2, 4), stages=3)
+    a("passes, parts", B=8, S=90, F=256, clusters=3, L=2, parts=(2, 2, 2, 4), stages=4)
     a("per 1", B=1, S=70, F=512, per=1)
     a("per 3", B=1, S=70, F=512, per=3)
     a("padding mask", B=3, S=21, mask="padding")
@@ -99,6 +99,6 @@ def GPU_CASES(case):
     a("pre-norm, mean of 20", H=6, S=100, L=3, pre=1, mean=20.0, **small)
     # --- bfloat16 --------------------------------------------------------------------------------------------------------
     a("bert 1x128, bfloat16", "bfloat16", L=2, most=2)
-    a("ring of three, passes", B=8, L=2, H=6, stages=3, **small)
+    a("ring of four, passes", B=8, L=2, H=6, stages=4, **small)
     a("width 1024, heads of 128", D=1024, F=4096, H=8, S=128, L=2, most=2)
     return out

@@ -140,7 +140,7 @@ def run(k, m):
     n = lib.onnxfuse_encoder_workspace(ref); ws = m.alloc(n); m.fill(ws, 255, n)
     if k["restore"]: p.counters = m.alloc(256); m.fill(p.counters, 0, 256)
     steps = 5 * k["L"] + 2; grid = d[0] * d[1]
-    if k["profile"]: p.profile = m.alloc(grid * steps * 56); m.fill(p.profile, 0, grid * steps * 56)
+    if k["profile"]: p.profile = m.alloc(grid * steps * 80); m.fill(p.profile, 0, grid * steps * 80)
     launch = lambda: (m.ok(lib.onnxfuse_launch_encoder(ref, P(ws), ctypes.c_size_t(n), None), "launch"), m.sync())
     launch(); res = dict(name=k["name"], plan=plan, ok=True, err={})
     padded, rows = d[2], d[3]; B, S, D, F_ = k["B"], k["S"], k["D"], k["F"]
@@ -160,7 +160,7 @@ def run(k, m):
     t2 = time.time()
     if isinstance(m, Gpu):
         if k["profile"]:
-            launch(); a = m.get(p.profile, np.zeros(grid * steps * 7, np.int64)).reshape(grid, steps, 7); L = k["L"]; b = a[:, : 5 * L].reshape(grid, L, 5, 7)[:, min(2, L - 1):]
+            launch(); a = m.get(p.profile, np.zeros(grid * steps * 10, np.int64)).reshape(grid, steps, 10); L = k["L"]; b = a[:, : 5 * L].reshape(grid, L, 5, 10)[:, min(2, L - 1):]
             diff = np.diff(b, axis=-1); names = ("barrier", "loads", "products", "sums", "finish", "release")
             res["profile"] = {q: {n_: [round(float(np.median(v))), round(float(v.max(0).mean()))] for n_, v in ((names[i], diff[:, :, j, i]) for i in range(6))} for j, q in enumerate(("qkv", "attention", "projection", "inner", "outer"))}
             nxt = a[:, 1: 5 * L + 1, 0] - a[:, : 5 * L, 0]; res["phase_clocks"] = {q: round(float(np.median(nxt.reshape(grid, L, 5)[:, min(2, L - 1):, j]))) for j, q in enumerate(("qkv", "attention", "projection", "inner", "outer"))}

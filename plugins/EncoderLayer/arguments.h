@@ -38,16 +38,16 @@ struct Args
     void const* mask;
     int mask_type;
     int64_t mask_batch, mask_head, mask_row; // in elements
-    int layers, batch, sequence, width, inner_width, heads;
+    int layers, batch, sequence, width, inner_width, heads, head; // head: width / heads
     int before;     // whether norms come before the products and residuals are as they lie (pre-norm)
     int first_norm; // whether the first layer's x is still to be normalised
     int activation;
-    float epsilon, scale_log2;
+    float epsilon, scale_log2, inverse_width;
     unsigned* count; // [0] arrivals at grid barriers, [1] blocks that have ended; zero at the start
     int barrier;     // 0 to 3, see arrive()
     int restore;     // whether the last block puts `count` back to zero
     int skip;        // for measurements: 1 no attention, 2 barriers and weights alone
-    long long* profile; // [blocks][steps][7], or null
+    long long* profile; // [blocks][steps][kStamps], or null; see encoder.cuh
     int* fault;
 };
 

@@ -21,10 +21,33 @@ namespace onnxfuse::encoder
 // What a block has of a product.
 struct Task
 {
-    int active, tile, tiles, chunk, chunks, slot, part, row_part, slice;
+    bool active;
+    int tile, tiles, chunk, chunks, slot, part, row_part, slice;
 };
 
-template <typename T>
+// What the compiler knows of the problem: nothing, or all of it, for measurements of what that is worth.
+struct AnyShape
+{
+    static constexpr bool kFixed = false;
+};
+template <int kBatch_, int kSequence_, int kWidth_, int kInner_, int kHeads_, int kCluster, int kClusters, int kShared>
+struct FixedShape
+{
+    static constexpr bool kFixed = true;
+    static constexpr int kBatch = kBatch_, kSequence = kSequence_, kWidth = kWidth_, kInner = kInner_, kHeads = kHeads_;
+    static constexpr Plan plan()
+    {
+        Plan plan{};
+        make_plan(kBatch, kSequence, kWidth, kInner, kHeads, kCluster, kClusters, kShared, Wishes{}, plan);
+        return plan;
+    }
+};
+
+// With ONNXFUSE_PROFILE, clocks of a phase: 0 begins, 1 all others have ended the phase before, 2 activations are asked for, 3 the first
+// turn of them is there, 4 the first product begins, 5 products are done, 6 sums are sent, 7 all sums are there, 8 written, 9 released.
+constexpr int kStamps = 10;
+
+template <typename T, typename Shape>
 class Encoder
 {
     Args<T> const& a_;
@@ -34,11 +57,56 @@ class Encoder
     int const lane_ = thread_ % 32, g_ = lane_ / 4, q_ = lane_ % 4;
     int const rank_, cluster_;
     Patience patience_;
-    unsigned round_ = 0;
-    unsigned parities_ = 0; // of the stages' barriers
+    unsigned wanted_ = 0;   // arrivals at the grid barrier
+    unsigned parities_ = 0; // of the turns' barriers
     int sums_parity_ = 0;
     int use_ = 0; // of weights, for the two places of vectors
-    int step_ = 0, stamps_ = 0;
+    int step_ = 0;
+
+    // Where the compiler is to know the plan, it does.
+    __device__ __forceinline__ ProductPlan product(int f) const
+    {
+        if constexpr (Shape::kFixed)
+        {
+            constexpr Plan plan = Shape::plan();
+            return f == 0 ? plan.product[0] : f == 1 ? plan.product[1] : f == 2 ? plan.product[2] : plan.product[3];
+        }
+        else
+            return a_.plan.product[f];
+    }
+    __device__ __forceinline__ SharedPlan shared() const
+    {
+        if constexpr (Shape::kFixed)
+        {
+            constexpr Plan plan = Shape::plan();
+            return plan.shared;
+        }
+        else
+            return a_.plan.shared;
+    }
+#define ONNXFUSE_KNOWN(name, fixed, any)                                                                                                   \
+    __device__ __forceinline__ int name() const                                                                                            \
+    {                                                                                                                                      \
+        if constexpr (Shape::kFixed)                                                                                                       \
+        {                                                                                                                                  \
+            constexpr Plan plan = Shape::plan();                                                                                           \
+            (void)plan;                                                                                                                    \
+            constexpr int value = fixed;                                                                                                   \
+            return value;                                                                                                                  \
+        }                                                                                                                                  \
+        else                                                                                                                               \
+            return any;                                                                                                                    \
+    }
+    ONNXFUSE_KNOWN(cluster_size, plan.cluster, a_.plan.cluster)
+    ONNXFUSE_KNOWN(padded, plan.padded, a_.plan.padded)
+    ONNXFUSE_KNOWN(used, plan.used, a_.plan.used)
+    ONNXFUSE_KNOWN(rows, plan.rows, a_.plan.rows)
+    ONNXFUSE_KNOWN(batch, Shape::kBatch, a_.batch)
+    ONNXFUSE_KNOWN(sequence, Shape::kSequence, a_.sequence)
+    ONNXFUSE_KNOWN(width, Shape::kWidth, a_.width)
+    ONNXFUSE_KNOWN(inner_width, Shape::kInner, a_.inner_width)
+    ONNXFUSE_KNOWN(heads, Shape::kHeads, a_.heads)
+#undef ONNXFUSE_KNOWN
 
 public:
     __device__ Encoder(Args<T> const& args, unsigned char* shared)
@@ -54,25 +122,26 @@ public:
     {
         prepare();
         prefetch(0, kQkv);
-        int layer = 0;
 #pragma unroll 1
-        for (; layer < a_.layers; ++layer)
+        for (int layer = 0; layer < a_.layers; ++layer)
         {
-#pragma unroll 1
-            for (int f = 0; f < kProducts; ++f)
+            if constexpr (Shape::kFixed)
             {
-                if (f == kProjection)
+                product_phase(layer, kQkv);
+                attention_phase();
+                product_phase(layer, kProjection);
+                product_phase(layer, kInner);
+                product_phase(layer, kOuter);
+            }
+            else
+            {
+#pragma unroll 1
+                for (int f = 0; f < kProducts; ++f)
                 {
-                    begin(true);
-                    stamp(2);
-                    if (a_.skip == 0)
-                        attend_all();
-                    stamp(3);
-                    end();
+                    if (f == kProjection)
+                        attention_phase();
+                    product_phase(layer, f);
                 }
-                begin(layer > 0 || f > 0);
-                multiply(layer, f);
-                end();
             }
         }
         if (a_.final_gamma)
@@ -84,84 +153,70 @@ public:
     }
 
 private:
+    __device__ __forceinline__ void product_phase(int layer, int f)
+    {
+        begin(layer > 0 || f > 0);
+        multiply(layer, f);
+        end();
+    }
+    __device__ __forceinline__ void attention_phase()
+    {
+        begin(true);
+        stamp(2);
+        if (a_.skip == 0)
+            attend_all();
+        end();
+    }
+
     // --- shared memory -------------------------------------------------------------------------------------------------
 
-    __device__ __forceinline__ Task& task(int f) const
+    // By numbers that the compiler knows to be the same in all threads of a block: it multiplies in the background only then.
+    __device__ __forceinline__ Task task_of(ProductPlan const& p) const
     {
-        return reinterpret_cast<Task*>(shared_ + a_.plan.shared.tasks)[f];
-    }
-    // Of a block, by numbers that the compiler knows to be the same in all its threads: it multiplies in the background only then.
-    __device__ __forceinline__ Task task_here(int f) const
-    {
-        Plan const& plan = a_.plan;
-        ProductPlan const& p = plan.product[f];
         int const log_parts = p.parts >> 1; // of 1, 2 and 4
         Task t;
-        t.slice = cluster_ / p.groups;
+        t.slice = static_cast<int>(static_cast<unsigned>(cluster_) * p.by_groups >> 16);
         t.part = rank_ & p.parts - 1;
         t.row_part = rank_ >> log_parts;
-        t.slot = cluster_ % p.groups * (plan.cluster >> log_parts) + t.row_part;
-        t.tile = first_of(t.slice, p.tiles, p.slices);
-        t.tiles = first_of(t.slice + 1, p.tiles, p.slices) - t.tile;
-        t.chunk = t.part * p.chunks >> log_parts;
-        t.chunks = ((t.part + 1) * p.chunks >> log_parts) - t.chunk;
-        t.active = t.slice < p.slices && t.slot * p.blocks * kRowBlock < plan.used;
+        t.slot = (cluster_ - t.slice * p.groups) * (cluster_size() >> log_parts) + t.row_part;
+        t.tile = t.slice * p.each + min(t.slice, p.extra);
+        t.tiles = p.each + (t.slice < p.extra ? 1 : 0);
+        t.chunk = t.part * p.chunk_share + min(t.part, p.chunk_extra);
+        t.chunks = p.chunk_share + (t.part < p.chunk_extra ? 1 : 0);
+        t.active = t.slice < p.slices && t.slot * p.blocks * kRowBlock < used();
         return t;
     }
-    __device__ __forceinline__ uint64_t* full(int stage) const
+    // Of a turn of weights, and of the activations.
+    __device__ __forceinline__ uint64_t* full(int turn) const
     {
-        return reinterpret_cast<uint64_t*>(shared_ + a_.plan.shared.barriers) + stage;
+        return reinterpret_cast<uint64_t*>(shared_ + shared().barriers) + turn;
     }
     __device__ __forceinline__ uint64_t* sums_full() const
     {
-        return full(kMaxStages);
+        return full(kTurns);
     }
     __device__ __forceinline__ unsigned char* sums() const
     {
-        return shared_ + a_.plan.shared.sums;
+        return shared_ + shared().sums;
     }
     __device__ __forceinline__ float2* statistics() const
     {
-        return reinterpret_cast<float2*>(shared_ + a_.plan.shared.statistics);
+        return reinterpret_cast<float2*>(shared_ + shared().statistics);
     }
     __device__ __forceinline__ float2* partial() const
     {
-        return reinterpret_cast<float2*>(shared_ + a_.plan.shared.partial);
+        return reinterpret_cast<float2*>(shared_ + shared().partial);
     }
-    __device__ __forceinline__ float* counts(int which) const
-    {
-        return reinterpret_cast<float*>(shared_ + a_.plan.shared.counts) + which * a_.plan.clusters;
-    }
-
-    static __device__ __forceinline__ int first_of(int i, int all, int shares)
-    {
-        return static_cast<int>(static_cast<unsigned>(i) * static_cast<unsigned>(all) / static_cast<unsigned>(shares));
-    }
-
     __device__ __forceinline__ void prepare()
     {
-        Plan const& plan = a_.plan;
         if (thread_ == 0)
         {
-            for (int i = 0; i <= kMaxStages; ++i)
+            for (int i = 0; i <= kTurns; ++i)
                 barrier_init(full(i));
             barrier_init_done();
         }
-        if (thread_ >= 32 && thread_ < 32 + kProducts)
-        {
-            int const f = thread_ - 32;
-            task(f) = task_here(f);
-        }
-        // Columns that stand behind each mean.
-        for (int i = thread_; i < 2 * plan.clusters; i += kThreads)
-        {
-            int const which = i / plan.clusters, slice = i % plan.clusters;
-            ProductPlan const& p = plan.product[which ? kOuter : kProjection];
-            if (slice < p.slices)
-                counts(which)[slice] = 8.0f * static_cast<float>(first_of(slice + 1, p.tiles, p.slices) - first_of(slice, p.tiles, p.slices));
-        }
         __syncthreads();
-        if (plan.cluster > 1)
+        if (cluster_size() > 1)
             cluster_sync();
     }
 
@@ -169,12 +224,10 @@ private:
 
     __device__ __forceinline__ void stamp(int i)
     {
+#ifdef ONNXFUSE_PROFILE
         if (a_.profile && thread_ == 0)
-            a_.profile[(static_cast<int64_t>(blockIdx.x) * (5 * a_.layers + 2) + step_) * 7 + i] = clock_now();
-    }
-    __device__ __forceinline__ int arrivals() const
-    {
-        return a_.barrier == 1 || a_.barrier == 2 ? kWarps : 1;
+            a_.profile[(static_cast<int64_t>(blockIdx.x) * (5 * a_.layers + 2) + step_) * kStamps + i] = clock_now();
+#endif
     }
     // Waits until all blocks have ended the phase before.
     __device__ __forceinline__ void begin(bool wait)
@@ -182,17 +235,18 @@ private:
         stamp(0);
         if (wait)
         {
-            unsigned const wanted = ++round_ * gridDim.x * arrivals();
+            bool const by_warp = a_.barrier == 1 || a_.barrier == 2;
+            wanted_ += by_warp ? gridDim.x * kWarps : gridDim.x;
             if (a_.barrier == 2)
             {
                 // All lanes: where one alone waits, the compiler no longer believes that a warp goes together.
-                wait_count(a_.count, wanted, patience_, 100 + step_ % 5);
+                wait_count(a_.count, wanted_, patience_, 100);
                 __syncwarp();
             }
             else
             {
                 if (thread_ == 0)
-                    wait_count(a_.count, wanted, patience_, 100 + step_ % 5);
+                    wait_count(a_.count, wanted_, patience_, 101);
                 __syncthreads();
             }
         }
@@ -202,7 +256,7 @@ private:
     // warp waits; 3: every thread fences for itself.
     __device__ __forceinline__ void end()
     {
-        stamp(5);
+        stamp(8);
         if (a_.barrier == 1 || a_.barrier == 2)
         {
             __syncwarp();
@@ -223,12 +277,12 @@ private:
             if (thread_ == 0)
                 count_release(a_.count);
         }
-        stamp(6);
+        stamp(9);
         ++step_;
     }
     __device__ __forceinline__ void leave()
     {
-        stamp(6);
+        stamp(9);
         // Nobody waits for `count` after its last grid barrier; the block that leaves last puts it back.
         if (a_.restore)
         {
@@ -239,7 +293,7 @@ private:
                 store_relaxed(a_.count + 1, 0);
             }
         }
-        if (a_.plan.cluster > 1)
+        if (cluster_size() > 1)
             cluster_sync(); // nobody leaves while others may send to it
     }
 
@@ -249,82 +303,79 @@ private:
     {
         return f == kProjection || f == kOuter ? 3 : 2;
     }
-    __device__ __forceinline__ void load_weights(int layer, int f, Task const& t, int chunk, int stage, int more)
+    // Weights of `count` chunks of a turn, from `chunk` of this part on, each by a warp; the turn's barrier expects them and `more` bytes.
+    __device__ __forceinline__ void load_weights(ProductPlan const& p, Task const& t, int layer, int f, int turn, int chunk, int count, int more)
     {
-        ProductPlan const& p = a_.plan.product[f];
-        unsigned char const* const from
-            = a_.weights + layer * a_.weights_step + a_.weight_at[f] + (static_cast<int64_t>(t.chunk + chunk) * p.tiles + t.tile) * kTileBytes;
         int const bytes = t.tiles * kTileBytes;
-        barrier_expect(full(stage), bytes + more);
-        bulk_load(shared_ + stage * p.stage_bytes + p.blocks * kChunkBytes, from, bytes, full(stage));
+        unsigned char const* const from = a_.weights + layer * a_.weights_step + a_.weight_at[f]
+            + (static_cast<unsigned>(t.chunk + chunk) * p.tiles + t.tile) * static_cast<unsigned>(kTileBytes);
+        unsigned char* const to = shared_ + turn * p.per * p.stage_bytes + p.blocks * kChunkBytes;
+        int const first = warp_ - turn * p.per & kWarps - 1; // not always the same warp
+        if (first == 0 && lane_ == 0)
+            barrier_expect(full(turn), count * bytes + more);
+        for (int c = first; c < count; c += kWarps)
+        {
+            if (lane_ == 0)
+                bulk_load(to + c * p.stage_bytes, from + static_cast<unsigned>(c * p.tiles) * static_cast<unsigned>(kTileBytes), bytes, full(turn));
+        }
     }
     // Asks for the first weights of a product and for its vectors. The ring must be free.
     __device__ __forceinline__ void prefetch(int layer, int f)
     {
         ++use_;
-        if (thread_ != 0)
-            return;
-        Task const t = task(f);
+        ProductPlan const p = product(f);
+        Task const t = task_of(p);
         if (!t.active)
             return;
-        ProductPlan const& p = a_.plan.product[f];
         int const count = vectors_of(f), bytes = t.tiles * 32;
-        unsigned char const* const vectors = a_.vectors + layer * a_.vectors_step + a_.vector_at[f] + t.tile * 32;
-        unsigned char* const to = shared_ + a_.plan.shared.vectors + (use_ & 1) * a_.plan.shared.vector_bytes;
-        for (int s = 0; s < min(p.stages, t.chunks); ++s)
-            load_weights(layer, f, t, s, s, s == 0 ? count * bytes : 0);
-        for (int i = 0; i < count; ++i)
-            bulk_load(to + i * bytes, vectors + static_cast<int64_t>(i) * p.tiles * 32, bytes, full(0));
+        if (warp_ >= kWarps - count && lane_ == 0)
+        {
+            int const i = kWarps - 1 - warp_;
+            unsigned char const* const vectors = a_.vectors + layer * a_.vectors_step + a_.vector_at[f] + t.tile * 32;
+            unsigned char* const to = shared_ + shared().vectors + (use_ & 1) * shared().vector_bytes;
+            bulk_load(to + i * bytes, vectors + static_cast<unsigned>(i * p.tiles * 32), bytes, full(0));
+        }
+        int const chunks = min(p.stages, t.chunks);
+#pragma unroll 1
+        for (int turn = 0, chunk = 0; chunk < chunks; ++turn, chunk += p.per)
+            load_weights(p, t, layer, f, turn, chunk, min(p.per, chunks - chunk), turn == 0 ? count * bytes : 0);
     }
     // The row of x behind a padded row; negative: none.
     __device__ __forceinline__ int row_of_x(int row) const
     {
-        int const b = row / a_.plan.padded, s = row - b * a_.plan.padded;
-        return b < a_.batch && s < a_.sequence ? b * a_.sequence + s : -1;
+        int const b = static_cast<int>(static_cast<unsigned>(row >> 4) * uint64_t{a_.plan.by_tiles} >> 24), s = row - b * padded();
+        return b < batch() && s < sequence() ? b * sequence() + s : -1;
     }
-    // `from`: activations; null: x.
-    __device__ __forceinline__ void load_chunk(int f, unsigned char const* from, int first_block, int chunk, int stage)
+    // `count` chunks from `chunk` of K on, into the stages from `stage` on. `from`: activations; null: x.
+    __device__ __forceinline__ void load_chunks(ProductPlan const& p, unsigned char const* from, int first_block, int chunk, int stage, int count)
     {
-        ProductPlan const& p = a_.plan.product[f];
-        unsigned char* const to = shared_ + stage * p.stage_bytes;
-#pragma unroll 1
-        for (int b = 0; b < p.blocks; ++b)
+        unsigned char* to = shared_ + stage * p.stage_bytes + thread_ * 16;
+        if (from)
         {
-            if (from)
+            unsigned const next_block = static_cast<unsigned>(p.chunks) * kChunkBytes;
+            from += static_cast<unsigned>(first_block) * next_block + static_cast<unsigned>(chunk * kChunkBytes + thread_ * 16);
+#pragma unroll 1
+            for (int i = 0; i < count; ++i, from += kChunkBytes, to += p.stage_bytes)
             {
-                unsigned char const* const source = from + (static_cast<int64_t>(first_block + b) * p.chunks + chunk) * kChunkBytes;
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    copy_async(to + b * kChunkBytes + (i * kThreads + thread_) * 16, source + (i * kThreads + thread_) * 16);
-            }
-            else
-            {
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
+                copy_async(to, from);
+                copy_async(to + kChunkBytes / 2, from + kChunkBytes / 2);
+                if (p.blocks == 2)
                 {
-                    int const piece = i * kThreads + thread_, column = piece % 8, row = piece / 8;
-                    int const there = row_of_x((first_block + b) * kRowBlock + row);
-                    T const* const source = a_.x + static_cast<int64_t>(max(there, 0)) * a_.width + chunk * kChunk + column * 8;
-                    copy_async(to + b * kChunkBytes + column * 1024 + row * 16, source, there >= 0);
+                    copy_async(to + kChunkBytes, from + next_block);
+                    copy_async(to + kChunkBytes + kChunkBytes / 2, from + next_block + kChunkBytes / 2);
                 }
             }
+            return;
         }
-        copy_commit();
-    }
-    static __device__ __forceinline__ void copy_wait_for(int left)
-    {
-        switch (left)
+        to += thread_ % 8 * 1024 + thread_ / 8 * 16 - thread_ * 16;
+#pragma unroll 1
+        for (int h = 0; h < 2 * p.blocks; ++h, to += h % 2 ? 512 : kChunkBytes - 512)
         {
-        case 0: return copy_wait<0>();
-        case 1: return copy_wait<1>();
-        case 2: return copy_wait<2>();
-        case 3: return copy_wait<3>();
-        case 4: return copy_wait<4>();
-        case 5: return copy_wait<5>();
-        case 6: return copy_wait<6>();
-        case 7: return copy_wait<7>();
-        case 8: return copy_wait<8>();
-        default: return left < 11 ? copy_wait<9>() : copy_wait<11>();
+            int const row = row_of_x(first_block * kRowBlock + h * 32 + thread_ / 8);
+            T const* source = a_.x + static_cast<int64_t>(max(row, 0)) * width() + chunk * kChunk + thread_ % 8 * 8;
+#pragma unroll 1
+            for (int i = 0; i < count; ++i, source += kChunk)
+                copy_async(to + i * p.stage_bytes, source, row >= 0);
         }
     }
 
@@ -351,51 +402,72 @@ private:
     {
         int const shift = threads_shift(p), each = 1 << shift, local = thread_ >> shift, j = thread_ & each - 1;
         int const row = row_tile(p, t, first_block, local / 16) * 16 + local % 16;
-        int const slices = a_.plan.product[which ? kOuter : kProjection].slices;
+        int const slices = product(which ? kOuter : kProjection).slices;
+        float2 const* const from = (which ? a_.statistics[1] : a_.statistics[0]) + static_cast<unsigned>(j * rows() + row);
+        unsigned const step = static_cast<unsigned>(rows()) << shift;
 #pragma unroll
-        for (int k = 0; k < 16; ++k)
+        for (int half = 0; half < 16; half += 4)
         {
-            int const slice = j + k * each;
-            loaded[k] = make_uint2(0, 0);
-            if (slice < slices)
-                loaded[k] = load_fresh(reinterpret_cast<uint2 const*>(a_.statistics[which] + static_cast<int64_t>(slice) * a_.plan.rows + row));
+            if (half << shift < slices) // of the whole block
+            {
+#pragma unroll
+                for (int k = half; k < half + 4; ++k)
+                {
+                    loaded[k] = make_uint2(0, 0);
+                    if (j + (k << shift) < slices)
+                        loaded[k] = load_fresh(reinterpret_cast<uint2 const*>(from + k * step));
+                }
+            }
         }
     }
     __device__ __forceinline__ void finish_statistics(ProductPlan const& p, int which, uint2 const (&loaded)[16])
     {
         int const shift = threads_shift(p), each = 1 << shift, local = thread_ >> shift, j = thread_ & each - 1;
-        int const slices = a_.plan.product[which ? kOuter : kProjection].slices;
-        float const inverse = 1.0f / static_cast<float>(a_.width);
+        ProductPlan const before = product(which ? kOuter : kProjection);
+        // Columns that stand behind a mean.
+        float const few = 8.0f * static_cast<float>(before.each), many = few + 8.0f;
         float total = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 16; ++k)
+        for (int half = 0; half < 16; half += 4)
         {
-            if (j + k * each < slices)
-                total += counts(which)[j + k * each] * __uint_as_float(loaded[k].x);
-        }
-        for (int m = 1; m < each; m <<= 1)
-            total += __shfl_xor_sync(~0u, total, m);
-        float const mean = total * inverse;
-        float squares = 0.0f;
-#pragma unroll
-        for (int k = 0; k < 16; ++k)
-        {
-            if (j + k * each < slices)
+            if (half << shift < before.slices)
             {
-                float const off = __uint_as_float(loaded[k].x) - mean;
-                squares += __uint_as_float(loaded[k].y) + counts(which)[j + k * each] * off * off;
+#pragma unroll
+                for (int k = half; k < half + 4; ++k)
+                    total += (j + (k << shift) < before.extra ? many : few) * __uint_as_float(loaded[k].x);
             }
         }
+#pragma unroll 1
+        for (int m = 1; m < each; m <<= 1)
+            total += __shfl_xor_sync(~0u, total, m);
+        float const mean = total * a_.inverse_width;
+        float squares = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 16; half += 4)
+        {
+            if (half << shift < before.slices)
+            {
+#pragma unroll
+                for (int k = half; k < half + 4; ++k)
+                {
+                    int const slice = j + (k << shift);
+                    float const off = __uint_as_float(loaded[k].x) - mean;
+                    if (slice < before.slices)
+                        squares += __uint_as_float(loaded[k].y) + (slice < before.extra ? many : few) * off * off;
+                }
+            }
+        }
+#pragma unroll 1
         for (int m = 1; m < each; m <<= 1)
             squares += __shfl_xor_sync(~0u, squares, m);
         if (j == 0)
-            statistics()[local] = make_float2(mean, rsqrtf(squares * inverse + a_.epsilon));
+            statistics()[local] = make_float2(mean, rsqrtf(squares * a_.inverse_width + a_.epsilon));
     }
     // Mean and 1 / deviation of 8 `pieces` values a lane, all of a row of a warp.
     template <int kPieces>
     __device__ __forceinline__ float2 moments(float const (&v)[kPieces][8], int pieces) const
     {
-        float const inverse = 1.0f / static_cast<float>(a_.width);
+        float const inverse = a_.inverse_width;
         float total = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
@@ -435,7 +507,7 @@ private:
     // Those of x itself, a row a warp.
     __device__ __forceinline__ void statistics_of_x(ProductPlan const& p, Task const& t, int first_block)
     {
-        int const rows = p.blocks * kRowBlock / p.parts, pieces = a_.width / 8;
+        int const rows = p.blocks * kRowBlock / p.parts, pieces = width() / 8;
 #pragma unroll 1
         for (int local = warp_; local < rows; local += kWarps)
         {
@@ -446,7 +518,7 @@ private:
             {
                 uint4 piece = make_uint4(0, 0, 0, 0);
                 if (row >= 0 && lane_ + 32 * i < pieces)
-                    piece = reinterpret_cast<uint4 const*>(a_.x + static_cast<int64_t>(row) * a_.width)[lane_ + 32 * i];
+                    piece = reinterpret_cast<uint4 const*>(a_.x + static_cast<int64_t>(row) * width())[lane_ + 32 * i];
                 widen8(piece, v[i]);
             }
             float2 const s = moments(v, pieces);
@@ -457,45 +529,53 @@ private:
 
     // --- products ------------------------------------------------------------------------------------------------------
 
-    // The sums of this block's part of k, on their way to those that own the rows.
-    struct Sums
+    // What a block multiplies in a pass.
+    struct Pass
     {
         int layer, f, first_block;
-        bool load;     // whether weights are on their way
-        int next;      // what to ask for afterwards: layer * 4 + product; negative: nothing
-        int which;     // statistics to finish: 0 or 1; negative: none
+        unsigned char const* from; // activations; null: x
+        bool load;                 // whether weights are on their way
     };
+    // Turn after turn: waits for its activations and weights, multiplies, and refills the places of the turn before the last.
     template <int kWide, bool kRefills>
-    __device__ __forceinline__ void multiply_chunks(
-        Sums const& what, Task const& t, unsigned char const* from, float (&c)[kWide][4], int group, int chunks, int a_at, int b_at)
+    __device__ __forceinline__ void multiply_turns(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
     {
-        int const f = what.f;
-        ProductPlan const& p = a_.plan.product[f];
-        int committed = min(p.stages, chunks), stage = 0, freed = 0, i = 0;
+#pragma unroll
+        for (int j = 0; j < kWide; ++j)
+        {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                c[j][e] = 0.0f;
+        }
+        int const chunks = t.chunks;
+        int turn = 0, slot = 0, left = chunks;
         product_fence();
 #pragma unroll 1
         do // there is a chunk
         {
-            int const last = min(i + p.per, chunks);
-            copy_wait_for(committed - last);
+            // A group is committed each turn, so that the number of those behind the one that is needed is always the same: of the first
+            // four turns 3, of those that were asked for two turns ago 1.
+            if (!kRefills || turn < kTurns)
+                copy_wait<kTurns - 1>();
+            else
+                copy_wait<1>();
+            if (turn == 0)
+                stamp(3);
             before_async_reads();
-            int s = stage;
-            if (what.load || i >= p.stages)
+            if (pass.load || turn >= kTurns)
             {
-                for (int k = i; k < last; ++k)
-                {
-                    barrier_wait(full(s), parities_ >> s & 1, patience_, 10 + f);
-                    parities_ ^= 1u << s;
-                    s = s + 1 == p.stages ? 0 : s + 1;
-                }
+                barrier_wait(full(slot), parities_ >> slot & 1, patience_, 10 + pass.f);
+                parities_ ^= 1u << slot;
             }
             __syncthreads();
+            if (turn == 0)
+                stamp(4);
             product_fence();
-            int k = i;
+            unsigned char* at = shared_ + slot * p.per * p.stage_bytes;
+            int const end = max(left - p.per, 0);
 #pragma unroll 1
             do
             {
-                unsigned char* const at = shared_ + stage * p.stage_bytes;
                 Operand a(at + a_at, 1024, 128), b(at + b_at, 128, kTileBytes);
 #pragma unroll
                 for (int step = 0; step < kChunk / 16; ++step)
@@ -512,69 +592,74 @@ private:
                     a.advance(2048);
                     b.advance(256);
                 }
-                stage = stage + 1 == p.stages ? 0 : stage + 1;
-            } while (++k < last);
+                at += p.stage_bytes;
+            } while (--left > end);
             product_commit();
             if constexpr (kRefills)
             {
                 // All warps have passed the barrier above, and so have done with what they multiplied two turns ago.
-                for (int free = i - p.per; freed < free && freed + p.stages < chunks; ++freed)
+                int const chunk = (turn + 2) * p.per, to = slot ^ 2;
+                if (turn >= 2 && chunk < chunks)
                 {
-                    int const to = freed % p.stages;
-                    if (thread_ == 0)
-                        load_weights(what.layer, f, t, freed + p.stages, to, 0);
-                    load_chunk(f, from, what.first_block, t.chunk + freed + p.stages, to);
-                    ++committed;
+                    int const count = min(p.per, chunks - chunk);
+                    load_weights(p, t, pass.layer, pass.f, to, chunk, count, 0);
+                    __syncwarp();
+                    load_chunks(p, pass.from, pass.first_block, t.chunk + chunk, to * p.per, count);
                 }
+                copy_commit();
                 product_wait<1>();
             }
-            i += p.per;
-        } while (i < chunks);
+            else
+                copy_commit();
+            ++turn;
+            slot = turn % kTurns;
+        } while (left > 0);
         product_wait<0>();
     }
     template <int kWide>
-    __device__ __forceinline__ void products(Sums const& what, Task const& t, unsigned char const* from, uint2 const (&loaded)[16])
+    __device__ __forceinline__ void multiply_wide(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
     {
-        int const f = what.f;
-        ProductPlan const& p = a_.plan.product[f];
-        int const group = warp_ / 4;
-        int const half = (t.tiles + 1) / 2;
-        int const tile0 = p.blocks == 2 ? 0 : group * half;
-        int const tiles = p.blocks == 2 ? t.tiles : group ? t.tiles - half : half;
-        int const a_at = p.blocks == 2 ? group * kChunkBytes : 0, b_at = p.blocks * kChunkBytes + tile0 * kTileBytes;
-        float c[kWide][4];
-#pragma unroll
-        for (int j = 0; j < kWide; ++j)
-        {
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                c[j][e] = 0.0f;
-        }
-        // As t.chunks, in a way that shows the compiler that all threads have the same.
-        int const log_parts = p.parts >> 1, part = rank_ & p.parts - 1;
-        int const chunks = ((part + 1) * p.chunks >> log_parts) - (part * p.chunks >> log_parts);
-        if (chunks > p.stages)
-            multiply_chunks<kWide, true>(what, t, from, c, group, chunks, a_at, b_at);
+        if (t.chunks > p.stages)
+            multiply_turns<kWide, true>(p, t, pass, c, a_at, b_at);
         else
-            multiply_chunks<kWide, false>(what, t, from, c, group, chunks, a_at, b_at);
-        stamp(3);
-        if (what.which >= 0)
-            finish_statistics(p, what.which, loaded);
-        __syncthreads();
-        if (what.next >= 0)
-            prefetch(what.next / kProducts, what.next % kProducts);
-
-        int const shift = share_shift(p), each = 1 << shift, row_tile_of_warp = warp_ % 4, owner = row_tile_of_warp >> shift;
-        int const units = p.blocks * each * t.tiles, block = p.blocks == 2 ? group : 0;
+            multiply_turns<kWide, false>(p, t, pass, c, a_at, b_at);
+    }
+    __device__ __forceinline__ void multiply_pass(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
+    {
+        switch (p.wide)
+        {
+#ifndef ONNXFUSE_QUICK
+        case 1: return multiply_wide<1>(p, t, pass, c, a_at, b_at);
+        case 2: return multiply_wide<2>(p, t, pass, c, a_at, b_at);
+        case 3: return multiply_wide<3>(p, t, pass, c, a_at, b_at);
+        case 6: return multiply_wide<6>(p, t, pass, c, a_at, b_at);
+        case 8: return multiply_wide<8>(p, t, pass, c, a_at, b_at);
+        case 10: return multiply_wide<10>(p, t, pass, c, a_at, b_at);
+        case 12: return multiply_wide<12>(p, t, pass, c, a_at, b_at);
+        case 14: return multiply_wide<14>(p, t, pass, c, a_at, b_at);
+        case 16: return multiply_wide<16>(p, t, pass, c, a_at, b_at);
+#endif
+        case 4: return multiply_wide<4>(p, t, pass, c, a_at, b_at);
+        case 5: return multiply_wide<5>(p, t, pass, c, a_at, b_at);
+        default: return multiply_wide<7>(p, t, pass, c, a_at, b_at);
+        }
+    }
+    // The sums of this block's part of k, to those that own the rows.
+    __device__ __forceinline__ void hand_out(ProductPlan const& p, Task const& t, float const (&c)[kMaxTiles][4], int tile0, int tiles)
+    {
+        int const group = warp_ / 4, shift = share_shift(p), each = 1 << shift, row_tile_of_warp = warp_ % 4, owner = row_tile_of_warp >> shift;
+        int const units = (p.blocks << shift) * t.tiles, block = p.blocks == 2 ? group : 0;
         int const first = t.part * units + (block * each + (row_tile_of_warp & each - 1)) * t.tiles + tile0;
         unsigned char* const to = sums() + first * 512 + lane_ * 16;
         if (owner == t.part)
         {
 #pragma unroll
-            for (int j = 0; j < kWide; ++j)
+            for (int j = 0; j < kMaxTiles; ++j)
             {
                 if (j < tiles)
                     *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+                if (j % 4 == 3 && j + 1 >= tiles)
+                    break;
             }
         }
         else
@@ -582,31 +667,13 @@ private:
             int const there = t.row_part * p.parts + owner;
             Remote const far = remote(to, there), barrier = remote(sums_full(), there);
 #pragma unroll
-            for (int j = 0; j < kWide; ++j)
+            for (int j = 0; j < kMaxTiles; ++j)
             {
                 if (j < tiles)
                     send(far + j * 512, barrier, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
+                if (j % 4 == 3 && j + 1 >= tiles)
+                    break;
             }
-        }
-    }
-    __device__ __forceinline__ void products_of(Sums const& what, Task const& t, unsigned char const* from, uint2 const (&loaded)[16])
-    {
-        switch (a_.plan.product[what.f].wide)
-        {
-#ifndef ONNXFUSE_QUICK
-        case 1: return products<1>(what, t, from, loaded);
-        case 2: return products<2>(what, t, from, loaded);
-        case 3: return products<3>(what, t, from, loaded);
-        case 4: return products<4>(what, t, from, loaded);
-        case 5: return products<5>(what, t, from, loaded);
-        case 6: return products<6>(what, t, from, loaded);
-        case 8: return products<8>(what, t, from, loaded);
-        case 10: return products<10>(what, t, from, loaded);
-        case 12: return products<12>(what, t, from, loaded);
-        case 14: return products<14>(what, t, from, loaded);
-        case 16: return products<16>(what, t, from, loaded);
-#endif
-        default: return products<7>(what, t, from, loaded);
         }
     }
 
@@ -624,77 +691,90 @@ private:
 
     __device__ __forceinline__ void multiply(int layer, int f)
     {
-        ProductPlan const& p = a_.plan.product[f];
-        Task const t = task_here(f);
-        int const following = f == kOuter ? (layer + 1 < a_.layers ? (layer + 1) * kProducts : -1) : layer * kProducts + f + 1;
+        ProductPlan const p = product(f);
+        Task const t = task_of(p);
+        // What is asked for afterwards: layer * 4 + product; past the last: nothing.
+        int const following = layer * kProducts + f + 1;
+        auto ask = [&](int next) {
+            if (next < a_.layers * kProducts)
+                prefetch(next / kProducts, next % kProducts);
+        };
         if (!t.active)
         {
             for (int pass = 1; pass < p.passes && p.parts > 1; ++pass)
                 cluster_sync(); // as the others of the cluster
-            if (following >= 0)
-                prefetch(following / kProducts, following % kProducts);
-            stamp(2);
-            stamp(3);
-            stamp(4);
+            ask(following);
             return;
         }
         unsigned char const* const from = f == kQkv ? (layer ? a_.outer : nullptr) : f == kProjection ? a_.context : f == kInner ? a_.middle : a_.inner;
         bool const whole = t.chunks <= p.stages;
-        int const stride = p.groups * (a_.plan.cluster / p.parts) * p.blocks;
+        int const stride = p.groups * (cluster_size() >> (p.parts >> 1)) * p.blocks;
+        int const which = statistics_for(layer, f);
+        // The columns of this warp's group and where its operands lie in a stage.
+        int const group = warp_ / 4, half = (t.tiles + 1) / 2;
+        int const tile0 = p.blocks == 2 || group == 0 ? 0 : half, tiles = p.blocks == 2 ? t.tiles : group ? t.tiles - half : half;
+        int const a_at = p.blocks == 2 ? group * kChunkBytes : 0, b_at = p.blocks * kChunkBytes + tile0 * kTileBytes;
 #pragma unroll 1
-        for (int pass = 0, first = t.slot * p.blocks; pass < p.passes; ++pass, first += stride)
+        for (int number = 0, first = t.slot * p.blocks; number < p.passes; ++number, first += stride)
         {
-            bool const last = pass + 1 == p.passes || (first + stride) * kRowBlock >= a_.plan.used;
-            if (pass > 0 && p.parts > 1)
+            bool const last = number + 1 == p.passes || (first + stride) * kRowBlock >= used();
+            if (number > 0 && p.parts > 1)
                 cluster_sync(); // nobody sends while the sums of the pass before are read
-            else if (pass > 0)
+            else if (number > 0)
                 __syncthreads();
-            if (first * kRowBlock >= a_.plan.used)
+            if (first * kRowBlock >= used())
                 continue;
-            int const which = statistics_for(layer, f);
             uint2 loaded[16];
-            if (which >= 0 && a_.skip < 2)
-                load_statistics(p, t, first, which, loaded);
+            uint32_t rest[4][2];
             if (a_.skip < 2)
             {
-                for (int k = 0; k < min(p.stages, t.chunks); ++k)
-                    load_chunk(f, from, first, t.chunk + k, k);
+                if (which >= 0)
+                    load_statistics(p, t, first, which, loaded);
+#pragma unroll 1
+                for (int turn = 0, chunk = 0; turn < kTurns; ++turn, chunk += p.per)
+                {
+                    load_chunks(p, from, first, t.chunk + chunk, chunk, min(p.per, min(p.stages, t.chunks) - chunk));
+                    copy_commit();
+                }
+                if (f == kProjection || f == kOuter)
+                    load_residual(p, t, layer, f, first, rest);
             }
-            uint32_t rest[4][2];
-            int const units = (p.blocks << share_shift(p)) * t.tiles;
-            if ((f == kProjection || f == kOuter) && a_.skip < 2)
-                load_residual(p, t, layer, f, first, rest);
             if (which == -1 && thread_ < 128)
                 statistics()[thread_] = make_float2(0.0f, 1.0f);
             if (which == -2)
                 statistics_of_x(p, t, first);
-            if (pass == 0)
-                stamp(2);
+            stamp(2);
+            int const next = last ? following : layer * kProducts + f;
+            bool const asks = last ? following < a_.layers * kProducts : !whole;
             if (a_.skip >= 2)
             {
                 wait_alone(t, p, f);
                 __syncthreads();
-                if (last && following >= 0)
-                    prefetch(following / kProducts, following % kProducts);
-                stamp(3);
-                stamp(4);
+                if (last)
+                    ask(following);
                 continue;
             }
-            Sums const what{layer, f, first, pass == 0 || !whole, last ? following : whole ? -1 : layer * kProducts + f, which};
-            products_of(what, t, from, loaded);
+            float c[kMaxTiles][4];
+            multiply_pass(p, t, {layer, f, first, from, number == 0 || !whole}, c, a_at, b_at);
+            stamp(5);
+            __syncthreads(); // all have done with the ring
+            if (asks)
+                prefetch(next / kProducts, next % kProducts);
+            hand_out(p, t, c, tile0, tiles);
+            if (which >= 0)
+                finish_statistics(p, which, loaded);
+            stamp(6);
             if (p.parts > 1)
             {
                 if (thread_ == 0)
-                    barrier_expect(sums_full(), (p.parts - 1) * units * 512);
+                    barrier_expect(sums_full(), (p.parts - 1) * (p.blocks << share_shift(p)) * t.tiles * 512);
                 barrier_wait_cluster(sums_full(), sums_parity_, patience_, 20 + f);
                 sums_parity_ ^= 1;
             }
             __syncthreads();
-            stamp(4);
+            stamp(7);
             // prefetch() has gone on to the other place, if it asked for something.
-            bool const asked = what.next >= 0;
-            unsigned char const* const vectors
-                = shared_ + a_.plan.shared.vectors + ((use_ - (asked ? 1 : 0)) & 1) * a_.plan.shared.vector_bytes;
+            unsigned char const* const vectors = shared_ + shared().vectors + ((use_ - (asks ? 1 : 0)) & 1) * shared().vector_bytes;
             switch (f)
             {
             case kQkv: finish<kQkv>(p, t, layer, first, vectors, rest); break;
@@ -707,17 +787,17 @@ private:
     // skip == 2: for measurements.
     __device__ __forceinline__ void wait_alone(Task const& t, ProductPlan const& p, int f)
     {
-        for (int s = 0; s < min(p.stages, t.chunks); ++s)
+        for (int turn = 0, chunk = 0; chunk < min(p.stages, t.chunks); ++turn, chunk += p.per)
         {
-            barrier_wait(full(s), parities_ >> s & 1, patience_, 30 + f);
-            parities_ ^= 1u << s;
+            barrier_wait(full(turn), parities_ >> turn & 1, patience_, 30 + f);
+            parities_ ^= 1u << turn;
         }
     }
 
     // Where two neighbours of a row lie in activations of `chunks` chunks.
-    static __device__ __forceinline__ int64_t place(int tile16, int chunks, int column8, int lane)
+    static __device__ __forceinline__ unsigned place(int tile16, int chunks, int column8, int lane)
     {
-        return ((static_cast<int64_t>(tile16 >> 2) * chunks * 8 + column8) * 8 + (tile16 & 3) * 2) * 128 + lane * 4;
+        return static_cast<unsigned>((((tile16 >> 2) * chunks * 8 + column8) * 8 + (tile16 & 3) * 2) * 128 + lane * 4);
     }
     // Two neighbours of rows g and g + 8 of a tile.
     __device__ __forceinline__ void residual_of(int layer, int f, int tile16, int column8, uint32_t (&words)[2]) const
@@ -728,11 +808,11 @@ private:
             for (int h = 0; h < 2; ++h)
             {
                 int const row = row_of_x(tile16 * 16 + g_ + 8 * h);
-                words[h] = row < 0 ? 0u : *reinterpret_cast<uint32_t const*>(a_.x + static_cast<int64_t>(row) * a_.width + column8 * 8 + 2 * q_);
+                words[h] = row < 0 ? 0u : *reinterpret_cast<uint32_t const*>(a_.x + static_cast<int64_t>(row) * width() + column8 * 8 + 2 * q_);
             }
             return;
         }
-        unsigned char const* const at = (f == kProjection ? a_.outer : a_.middle) + place(tile16, a_.width / kChunk, column8, lane_);
+        unsigned char const* const at = (f == kProjection ? a_.outer : a_.middle) + place(tile16, width() / kChunk, column8, lane_);
         words[0] = load_fresh(reinterpret_cast<uint32_t const*>(at));
         words[1] = load_fresh(reinterpret_cast<uint32_t const*>(at + 128));
     }
@@ -745,14 +825,14 @@ private:
 #pragma unroll
         for (int k = 0; k < 4; ++k)
         {
+            if (warp_ + k * kWarps >= units)
+                break;
             while (tile >= t.tiles)
             {
                 tile -= t.tiles;
                 ++index;
             }
-            rest[k][0] = rest[k][1] = 0;
-            if (warp_ + k * kWarps < units)
-                residual_of(layer, f, row_tile(p, t, first_block, index), t.tile + tile, rest[k]);
+            residual_of(layer, f, row_tile(p, t, first_block, index), t.tile + tile, rest[k]);
             tile += kWarps;
         }
     }
@@ -790,8 +870,7 @@ private:
     __device__ __forceinline__ void finish(ProductPlan const& p, Task const& t, int layer, int first_block, unsigned char const* vectors, uint32_t const (&rest)[4][2])
     {
         constexpr bool kResidual = kF == kProjection || kF == kOuter;
-        int const row_tiles = p.blocks << share_shift(p), units = row_tiles * t.tiles, rows = row_tiles * 16;
-        int const tiles16 = a_.plan.rows / 16;
+        int const row_tiles = p.blocks << share_shift(p), units = row_tiles * t.tiles, tiles16 = rows() / 16;
         bool const straight = kF == kOuter && layer + 1 == a_.layers && !a_.final_gamma; // into y
         int index = 0, tile = warp_;
 #pragma unroll 1
@@ -802,9 +881,12 @@ private:
                 tile -= t.tiles;
                 ++index;
             }
-            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            for (int s = 0; s < p.parts; ++s)
+            float4 v = *reinterpret_cast<float4 const*>(sums() + unit * 512 + lane_ * 16);
+#pragma unroll
+            for (int s = 1; s < 4; ++s)
             {
+                if (s >= p.parts)
+                    break;
                 float4 const part = *reinterpret_cast<float4 const*>(sums() + (s * units + unit) * 512 + lane_ * 16);
                 v.x += part.x;
                 v.y += part.y;
@@ -822,12 +904,12 @@ private:
                 float2 high = make_float2(s1.y * (v.z - s1.x * second.x) + first.x, s1.y * (v.w - s1.x * second.y) + first.y);
                 if constexpr (kF == kQkv)
                 {
-                    unsigned char* const to = a_.qkv + (static_cast<int64_t>(column8 >> 1) * tiles16 + tile16) * 512 + lane_ * 16 + (column8 & 1) * 8;
+                    unsigned char* const to = a_.qkv + static_cast<unsigned>(((column8 >> 1) * tiles16 + tile16) * 512 + lane_ * 16 + (column8 & 1) * 8);
                     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<T>(low.x, low.y), pack2<T>(high.x, high.y));
                 }
                 else
                 {
-                    unsigned char* const to = a_.inner + place(tile16, a_.inner_width / kChunk, column8, lane_);
+                    unsigned char* const to = a_.inner + place(tile16, inner_width() / kChunk, column8, lane_);
                     *reinterpret_cast<uint32_t*>(to) = pack2<T>(activate(low.x), activate(low.y));
                     *reinterpret_cast<uint32_t*>(to + 128) = pack2<T>(activate(high.x), activate(high.y));
                 }
@@ -850,20 +932,20 @@ private:
                 {
                     int const row0 = row_of_x(tile16 * 16 + g_), row1 = row_of_x(tile16 * 16 + g_ + 8);
                     if (row0 >= 0)
-                        *reinterpret_cast<uint32_t*>(a_.y + static_cast<int64_t>(row0) * a_.width + column8 * 8 + 2 * q_) = low;
+                        *reinterpret_cast<uint32_t*>(a_.y + static_cast<int64_t>(row0) * width() + column8 * 8 + 2 * q_) = low;
                     if (row1 >= 0)
-                        *reinterpret_cast<uint32_t*>(a_.y + static_cast<int64_t>(row1) * a_.width + column8 * 8 + 2 * q_) = high;
+                        *reinterpret_cast<uint32_t*>(a_.y + static_cast<int64_t>(row1) * width() + column8 * 8 + 2 * q_) = high;
                     continue;
                 }
-                unsigned char* const to = (kF == kProjection ? a_.middle : a_.outer) + place(tile16, a_.width / kChunk, column8, lane_);
+                unsigned char* const to = (kF == kProjection ? a_.middle : a_.outer) + place(tile16, width() / kChunk, column8, lane_);
                 *reinterpret_cast<uint32_t*>(to) = low;
                 *reinterpret_cast<uint32_t*>(to + 128) = high;
                 // Of what was written, not of what was rounded.
                 float2 const m0 = moments_of_tile(unpack2<T>(low)), m1 = moments_of_tile(unpack2<T>(high));
                 if (q_ == 0)
                 {
-                    partial()[tile * rows + index * 16 + g_] = m0;
-                    partial()[tile * rows + index * 16 + 8 + g_] = m1;
+                    partial()[(index * 16 + g_) * kJoined + tile] = m0;
+                    partial()[(index * 16 + 8 + g_) * kJoined + tile] = m1;
                 }
             }
         }
@@ -872,32 +954,39 @@ private:
             if (straight)
                 return;
             __syncthreads();
-            if (thread_ < rows)
+            // Eight lanes a row, each with up to two tiles.
+            float const inverse = reciprocal_approximate(static_cast<float>(t.tiles));
+#pragma unroll 1
+            for (int item = thread_; item < row_tiles * 128; item += kThreads)
             {
-                float mean = 0.0f, squares = 0.0f;
-                for (int i = 0; i < t.tiles; ++i)
-                    mean += partial()[i * rows + thread_].x;
-                mean = mean / static_cast<float>(t.tiles);
-                for (int i = 0; i < t.tiles; ++i)
-                {
-                    float2 const m = partial()[i * rows + thread_];
-                    squares += m.y + 8.0f * (m.x - mean) * (m.x - mean);
-                }
-                int const row = row_tile(p, t, first_block, thread_ / 16) * 16 + thread_ % 16;
-                a_.statistics[kF == kOuter][static_cast<int64_t>(t.slice) * a_.plan.rows + row] = make_float2(mean, squares);
+                int const local = item / 8, j = item % 8;
+                float2 const low = j < t.tiles ? partial()[local * kJoined + j] : make_float2(0.0f, 0.0f);
+                float2 const high = j + 8 < t.tiles ? partial()[local * kJoined + j + 8] : make_float2(0.0f, 0.0f);
+                float mean = low.x + high.x;
+#pragma unroll
+                for (int m = 1; m < 8; m <<= 1)
+                    mean += __shfl_xor_sync(~0u, mean, m);
+                mean *= inverse;
+                float squares = j < t.tiles ? low.y + 8.0f * (low.x - mean) * (low.x - mean) : 0.0f;
+                if (j + 8 < t.tiles)
+                    squares += high.y + 8.0f * (high.x - mean) * (high.x - mean);
+#pragma unroll
+                for (int m = 1; m < 8; m <<= 1)
+                    squares += __shfl_xor_sync(~0u, squares, m);
+                int const row = row_tile(p, t, first_block, local / 16) * 16 + local % 16;
+                if (j == 0)
+                    a_.statistics[kF == kOuter][static_cast<unsigned>(t.slice * rows() + row)] = make_float2(mean, squares);
             }
         }
     }
 
     // --- attention -----------------------------------------------------------------------------------------------------
 
-    // `first`: of the mask's row.
+    // `first`: of the mask's row. There is a mask.
     __device__ __forceinline__ float masked(float score, int64_t first, int key, int sequence) const
     {
         if (key >= sequence)
             return -__uint_as_float(0x7f800000u);
-        if (a_.mask_type == kNoMask)
-            return score * a_.scale_log2;
         int64_t const at = first + key;
         if (a_.mask_type == kMaskBool)
             return static_cast<unsigned char const*>(a_.mask)[at] ? score * a_.scale_log2 : -__uint_as_float(0x7f800000u);
@@ -910,9 +999,10 @@ private:
     __device__ __forceinline__ void attend(int b, int h, int tile)
     {
         // Opaque, or the compiler keeps what follows from them (which keys are there) in registers from item to item.
-        int sequence = a_.sequence;
-        asm volatile("" : "+r"(sequence));
-        int const tiles16 = a_.plan.rows / 16, keys = (sequence + 15) / 16, key0 = b * keys, blocks = a_.width / 16;
+        int sequence = this->sequence();
+        if constexpr (!Shape::kFixed)
+            asm volatile("" : "+r"(sequence));
+        int const tiles16 = rows() / 16, keys = (sequence + 15) / 16, key0 = b * keys, blocks = width() / 16;
         unsigned char* const probabilities = sums();
         float* const joined = reinterpret_cast<float*>(sums() + keys * 512); // [2][8][16]
         // A head's first block of 16 columns, of Q, K or V; blocks follow each other at `step` bytes, tiles of 16 rows at 512.
@@ -972,8 +1062,6 @@ private:
         float s[kTurns][2][4];
         float most0 = -__uint_as_float(0x7f800000u), most1 = most0;
         int const row = tile * 16 + g_;
-        int64_t const mask0 = b * a_.mask_batch + h * a_.mask_head + min(row, sequence - 1) * a_.mask_row;
-        int64_t const mask1 = b * a_.mask_batch + h * a_.mask_head + min(row + 8, sequence - 1) * a_.mask_row;
 #pragma unroll
         for (int i = 0; i < kTurns; ++i)
         {
@@ -994,14 +1082,29 @@ private:
                 if (piece + kAhead < kPieces)
                     load_keys(now, piece + kAhead);
             }
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
+            int const first_key = (warp_ + i * kWarps) * 16 + 2 * q_;
+            if (a_.mask_type == kNoMask)
             {
-                float& score = s[i][e / 4][e % 4];
-                score = masked(score, e % 4 / 2 ? mask1 : mask0, (warp_ + i * kWarps) * 16 + e / 4 * 8 + 2 * q_ + e % 2, sequence);
-                float& most = e % 4 / 2 ? most1 : most0;
-                most = fmaxf(most, score);
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                {
+                    float& score = s[i][e / 4][e % 4];
+                    score = first_key + e / 4 * 8 + e % 2 < sequence ? score * a_.scale_log2 : -__uint_as_float(0x7f800000u);
+                }
             }
+            else
+            {
+                int64_t const head = b * a_.mask_batch + h * a_.mask_head;
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                {
+                    float& score = s[i][e / 4][e % 4];
+                    int64_t const first = head + min(row + e % 4 / 2 * 8, sequence - 1) * a_.mask_row;
+                    score = masked(score, first, first_key + e / 4 * 8 + e % 2, sequence);
+                }
+            }
+            most0 = fmaxf(most0, fmaxf(fmaxf(s[i][0][0], s[i][0][1]), fmaxf(s[i][1][0], s[i][1][1])));
+            most1 = fmaxf(most1, fmaxf(fmaxf(s[i][0][2], s[i][0][3]), fmaxf(s[i][1][2], s[i][1][3])));
         }
         if constexpr (kTurns == 4) // only now: the keys needed the registers
             first_values();
@@ -1054,7 +1157,7 @@ private:
             total0 += joined[128 + w * 16 + g_];
             total1 += joined[128 + w * 16 + 8 + g_];
         }
-        float const inverse0 = 1.0f / total0, inverse1 = 1.0f / total1;
+        float const inverse0 = reciprocal_approximate(total0), inverse1 = reciprocal_approximate(total1);
 #pragma unroll
         for (int n = 0; n < kEach; ++n)
         {
@@ -1106,7 +1209,7 @@ private:
             }
             if (share == 0)
             {
-                unsigned char* const to = a_.context + place(key0 + tile, a_.width / kChunk, h * kColumns + c, lane_);
+                unsigned char* const to = a_.context + place(key0 + tile, width() / kChunk, h * kColumns + c, lane_);
                 *reinterpret_cast<uint32_t*>(to) = pack2<T>(all.x * inverse0, all.y * inverse0);
                 *reinterpret_cast<uint32_t*>(to + 128) = pack2<T>(all.z * inverse1, all.w * inverse1);
             }
@@ -1116,7 +1219,7 @@ private:
     template <int kSteps>
     __device__ __forceinline__ void attend_with(int b, int h, int tile)
     {
-        int const keys = a_.plan.padded / 16;
+        int const keys = padded() / 16;
         if (keys <= 8)
             attend<kSteps, 1>(b, h, tile);
         else if (keys <= 16)
@@ -1126,12 +1229,13 @@ private:
     }
     __device__ __forceinline__ void attend_all()
     {
-        int const tiles = a_.plan.padded / 16, items = a_.batch * a_.heads * tiles, size = a_.width / a_.heads;
+        int const tiles = padded() / 16, items = batch() * heads() * tiles;
 #pragma unroll 1
         for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
         {
-            int const tile = item % tiles, rest = item / tiles, h = rest % a_.heads, b = rest / a_.heads;
-            switch (size)
+            int const rest = static_cast<int>(static_cast<unsigned>(item) * uint64_t{a_.plan.by_tiles} >> 24), tile = item - rest * tiles;
+            int const b = static_cast<int>(static_cast<unsigned>(rest) * uint64_t{a_.plan.by_heads} >> 24), h = rest - b * heads();
+            switch (Shape::kFixed ? width() / heads() : a_.head)
             {
             case 32: attend_with<2>(b, h, tile); break;
             case 64: attend_with<4>(b, h, tile); break;
@@ -1144,9 +1248,9 @@ private:
 
     __device__ __forceinline__ void normalise()
     {
-        int const pieces = a_.width / 8;
+        int const pieces = width() / 8;
 #pragma unroll 1
-        for (int row = static_cast<int>(blockIdx.x) * kWarps + warp_; row < a_.plan.used; row += static_cast<int>(gridDim.x) * kWarps)
+        for (int row = static_cast<int>(blockIdx.x) * kWarps + warp_; row < used(); row += static_cast<int>(gridDim.x) * kWarps)
         {
             int const to = row_of_x(row);
             if (to < 0)
@@ -1166,7 +1270,7 @@ private:
             for (int i = 0; i < 4; ++i)
             {
                 int const column = (lane_ + 32 * i) * 8;
-                if (column < a_.width)
+                if (column < width())
                 {
                     uint32_t words[4];
 #pragma unroll
@@ -1176,7 +1280,7 @@ private:
                         float2 const beta = *reinterpret_cast<float2 const*>(a_.final_beta + column + 2 * e);
                         words[e] = pack2<T>((v[i][2 * e] - s.x) * s.y * gamma.x + beta.x, (v[i][2 * e + 1] - s.x) * s.y * gamma.y + beta.y);
                     }
-                    *reinterpret_cast<uint4*>(a_.y + static_cast<int64_t>(to) * a_.width + column) = make_uint4(words[0], words[1], words[2], words[3]);
+                    *reinterpret_cast<uint4*>(a_.y + static_cast<int64_t>(to) * width() + column) = make_uint4(words[0], words[1], words[2], words[3]);
                 }
             }
         }
@@ -1184,12 +1288,17 @@ private:
 };
 
 // allow-spill encoder: 32 bytes, a handful of loads in a launch of 100 us; without attention there are none
+#ifdef ONNXFUSE_FIXED
+using Shape = FixedShape<ONNXFUSE_FIXED>;
+#else
+using Shape = AnyShape;
+#endif
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ONNXFUSE_EMULATED)
     ONNXFUSE_DYNAMIC_SHARED(shared);
-    Encoder<T>(args, shared).run();
+    Encoder<T, Shape>(args, shared).run();
 #endif
 }
 } // namespace onnxfuse::encoder

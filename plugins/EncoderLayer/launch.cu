@@ -130,7 +130,7 @@ cudaError_t choose(Problem const& p, Plan& plan)
     std::copy(p.blocks, p.blocks + kProducts, wishes.blocks);
     wishes.per = p.per;
     wishes.stages = p.stages;
-    return make_plan(p.batch, p.sequence, p.width, p.inner, cluster, clusters, shared_bytes, wishes, plan) ? cudaSuccess : cudaErrorNotSupported;
+    return make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, cluster, clusters, shared_bytes, wishes, plan) ? cudaSuccess : cudaErrorNotSupported;
 }
 
 cudaError_t choose_any(Problem const& p, Plan& plan)
@@ -173,6 +173,8 @@ cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace,
     args.width = p.width;
     args.inner_width = p.inner;
     args.heads = p.heads;
+    args.head = p.width / p.heads;
+    args.inverse_width = 1.0f / static_cast<float>(p.width);
     args.before = p.pre_norm;
     args.first_norm = p.first_norm;
     args.activation = p.activation;

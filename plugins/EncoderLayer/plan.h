@@ -18,6 +18,8 @@ constexpr int kChunkBytes = kRowBlock * kChunk * 2; // of 64 rows of activations
 constexpr int kTileBytes = 8 * kChunk * 2;          // of 8 columns of weights
 constexpr int kMaxStages = 16;
 constexpr int kMaxTiles = 16; // of a slice
+constexpr int kTurns = 4;                          // of chunks in shared memory
+constexpr int kJoined = kMaxTiles + 1;             // places of a row where its statistics by tiles are joined: odd, for the banks
 constexpr int kProducts = 4;
 enum ProductKind
 {
@@ -39,12 +41,17 @@ struct ProductPlan
     int wide;   // tiles of a warpgroup, rounded up to what is compiled
     int stages; // chunks in shared memory
     int stage_bytes;
-    int per;    // chunks between two synchronisations of the block
+    int per;    // chunks of a turn: between two synchronisations of the block
+    // What spares blocks divisions.
+    int each, extra;       // tiles of a slice; the first `extra` slices have one more
+    int chunk_share;       // of a part: the first `chunk_extra` have one more
+    int chunk_extra;
+    unsigned by_groups;    // x / groups is x * by_groups >> 16, for x < 132
 };
 
 struct SharedPlan
 {
-    int ring, sums, vectors, vector_bytes, statistics, partial, counts, tasks, barriers, total;
+    int ring, sums, vectors, vector_bytes, statistics, partial, barriers, total;
 };
 
 struct Plan
@@ -54,6 +61,7 @@ struct Plan
     int cluster;  // blocks of a cluster
     int clusters;
     int padded;   // rows of a sequence, a multiple of 16
+    unsigned by_tiles, by_heads; // x / (padded / 16) and x / heads, as above with 24 bits, for x < 8192
     int used;     // batch * padded
     int rows;     // allocated: a multiple of 64
 };
@@ -67,11 +75,11 @@ struct Wishes
     int stages;
 };
 
-inline int ceil_of(int a, int b)
+constexpr int ceil_of(int a, int b)
 {
     return (a + b - 1) / b;
 }
-inline int wide_for(int tiles)
+constexpr int wide_for(int tiles)
 {
     for (int wide : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16})
     {
@@ -80,14 +88,14 @@ inline int wide_for(int tiles)
     }
     return 0;
 }
-inline int sums_bytes(ProductPlan const& p)
+constexpr int sums_bytes(ProductPlan const& p)
 {
     return p.blocks * 2048 * ceil_of(p.tiles, p.slices);
 }
 
 // Clocks of a product, roughly: what makes divisions comparable. The rates are those measured on an H200: an SM loads 45 bytes of
 // activations and 33 of weights a clock, multiplies at two thirds of its peak, and sends sums at 20 bytes a clock.
-inline double clocks_of(ProductPlan const& p)
+constexpr double clocks_of(ProductPlan const& p)
 {
     double const n = ceil_of(p.tiles, p.slices), k = ceil_of(p.chunks, p.parts);
     double const activations = p.blocks * kChunkBytes / 45.0, product = p.blocks * n * 8 * 64 * 64 / 1300.0;
@@ -98,22 +106,21 @@ inline double clocks_of(ProductPlan const& p)
 }
 
 // The ring gets what the rest leaves; false where not even two stages fit.
-inline bool fit_ring(ProductPlan& p, int ring_bytes, Wishes const& wishes)
+constexpr bool fit_ring(ProductPlan& p, int ring_bytes, Wishes const& wishes)
 {
     int const chunks = ceil_of(p.chunks, p.parts);
     p.stage_bytes = p.blocks * kChunkBytes + ceil_of(p.tiles, p.slices) * kTileBytes;
-    p.stages = std::min({kMaxStages, chunks, ring_bytes / p.stage_bytes});
-    if (wishes.stages)
-        p.stages = std::min(p.stages, wishes.stages);
-    bool const whole = p.stages >= chunks;
-    p.per = wishes.per ? wishes.per : whole ? 2 : 1;
-    if (!whole)
-        p.per = std::min(p.per, std::max(1, p.stages / 3));
-    return whole || p.stages >= 3;
+    int const most = std::min(kMaxStages, wishes.stages ? std::min(wishes.stages, ring_bytes / p.stage_bytes) : ring_bytes / p.stage_bytes);
+    bool const whole = most >= chunks;
+    p.per = whole ? ceil_of(chunks, kTurns) : most / kTurns;
+    if (whole && wishes.per)
+        p.per = std::min(chunks, std::max(p.per, wishes.per));
+    p.stages = whole ? chunks : p.per * kTurns;
+    return p.per > 0;
 }
 
 // The best division of one product, or one without slices where there is none.
-inline ProductPlan divide(int tiles, int chunks, int row_blocks, int cluster, int clusters, int ring_bytes, int wanted_parts, int wanted_blocks,
+constexpr ProductPlan divide(int tiles, int chunks, int row_blocks, int cluster, int clusters, int ring_bytes, int wanted_parts, int wanted_blocks,
     Wishes const& wishes)
 {
     ProductPlan best{};
@@ -137,6 +144,11 @@ inline ProductPlan divide(int tiles, int chunks, int row_blocks, int cluster, in
                 p.slices = std::min(tiles, clusters / groups);
                 int const slots = groups * (cluster / parts);
                 p.passes = ceil_of(row_blocks, slots * blocks);
+                p.each = tiles / p.slices;
+                p.extra = tiles % p.slices;
+                p.chunk_share = chunks / parts;
+                p.chunk_extra = chunks % parts;
+                p.by_groups = 65536u / static_cast<unsigned>(groups) + 1;
                 int const most = ceil_of(tiles, p.slices);
                 p.wide = wide_for(blocks == 2 ? most : ceil_of(most, 2));
                 if (most > kMaxTiles || !p.wide || !fit_ring(p, ring_bytes - sums_bytes(p), wishes))
@@ -154,16 +166,19 @@ inline ProductPlan divide(int tiles, int chunks, int row_blocks, int cluster, in
 }
 
 // False where the problem does not fit: too wide for the shared memory, or too many row statistics for a thread.
-inline bool make_plan(int batch, int sequence, int width, int inner, int cluster, int clusters, int shared_bytes, Wishes const& wishes, Plan& plan)
+constexpr bool make_plan(
+    int batch, int sequence, int width, int inner, int heads, int cluster, int clusters, int shared_bytes, Wishes const& wishes, Plan& plan)
 {
     plan = {};
     plan.cluster = cluster;
     plan.clusters = clusters;
     plan.padded = ceil_of(sequence, 16) * 16;
     plan.used = batch * plan.padded;
+    plan.by_tiles = (1u << 24) / static_cast<unsigned>(plan.padded / 16) + 1;
+    plan.by_heads = (1u << 24) / static_cast<unsigned>(heads) + 1;
     int const row_blocks = ceil_of(plan.used, kRowBlock);
     int const n[kProducts] = {3 * width, width, inner, width}, k[kProducts] = {width, width, width, inner};
-    int const kFixed = 2 * 3 * kMaxTiles * 32 + 1024 + 8 * 1024 + 2 * 4 * 136 + 256 + 256; // what follows the sums, at most
+    int const kFixed = 2 * 3 * kMaxTiles * 32 + 1024 + 128 * kJoined * 8 + 256; // what follows the sums, at most
     int const for_ring = shared_bytes - kFixed;
     int sums = plan.padded * 32 + 6144; // attention's probabilities and what its warps join
     for (int f = 0; f < kProducts; ++f)
@@ -184,7 +199,7 @@ inline bool make_plan(int batch, int sequence, int width, int inner, int cluster
         int const owned = p.blocks * kRowBlock / p.parts, most = ceil_of(p.tiles, p.slices);
         most_tiles = std::max(most_tiles, most);
         if (f == kProjection || f == kOuter)
-            partial = std::max(partial, most * owned * 8);
+            partial = std::max(partial, owned * kJoined * 8);
         // Statistics of a row come from every slice of the product before; at most 16 a thread.
         int const before = f == kQkv || f == kProjection ? kOuter : kProjection;
         if (ceil_of(plan.product[before].slices, kThreads / owned) > 16)
@@ -197,14 +212,12 @@ inline bool make_plan(int batch, int sequence, int width, int inner, int cluster
         return at;
     };
     s.vector_bytes = 3 * most_tiles * 32;
-    int const rest = ceil_of(2 * s.vector_bytes, 128) * 128 + 1024 + ceil_of(partial, 128) * 128 + ceil_of(2 * 4 * clusters, 128) * 128 + 256 + 256;
+    int const rest = ceil_of(2 * s.vector_bytes, 128) * 128 + 1024 + ceil_of(partial, 128) * 128 + 256;
     s.ring = take((shared_bytes - sums - rest) / 128 * 128);
     s.sums = take(sums);
     s.vectors = take(2 * s.vector_bytes);
     s.statistics = take(1024);
     s.partial = take(partial);
-    s.counts = take(2 * 4 * clusters);
-    s.tasks = take(256);
     s.barriers = take(256);
     for (ProductPlan& p : plan.product)
     {
