@@ -536,10 +536,41 @@ private:
         unsigned char const* from; // activations; null: x
         bool load;                 // whether weights are on their way
     };
+    // The sums of this block's part of k, to those that own the rows.
+    template <int kWide>
+    __device__ __forceinline__ void hand_out(ProductPlan const& p, Task const& t, float const (&c)[kWide][4], int tile0, int tiles)
+    {
+        int const group = warp_ / 4, shift = share_shift(p), each = 1 << shift, row_tile_of_warp = warp_ % 4, owner = row_tile_of_warp >> shift;
+        int const units = (p.blocks << shift) * t.tiles, block = p.blocks == 2 ? group : 0;
+        int const first = t.part * units + (block * each + (row_tile_of_warp & each - 1)) * t.tiles + tile0;
+        unsigned char* const to = sums() + first * 512 + lane_ * 16;
+        if (owner == t.part)
+        {
+#pragma unroll
+            for (int j = 0; j < kWide; ++j)
+            {
+                if (j < tiles)
+                    *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+            }
+        }
+        else
+        {
+            int const there = t.row_part * p.parts + owner;
+            Remote const far = remote(to, there), barrier = remote(sums_full(), there);
+#pragma unroll
+            for (int j = 0; j < kWide; ++j)
+            {
+                if (j < tiles)
+                    send(far + j * 512, barrier, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
+            }
+        }
+    }
+
     // Turn after turn: waits for its activations and weights, multiplies, and refills the places of the turn before the last.
     template <int kWide, bool kRefills>
-    __device__ __forceinline__ void multiply_turns(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
+    __device__ __forceinline__ void multiply_turns(ProductPlan const& p, Task const& t, Pass const& pass, int a_at, int b_at, int tile0, int tiles)
     {
+        float c[kWide][4];
 #pragma unroll
         for (int j = 0; j < kWide; ++j)
         {
@@ -547,7 +578,8 @@ private:
             for (int e = 0; e < 4; ++e)
                 c[j][e] = 0.0f;
         }
-        int const chunks = t.chunks;
+        // As t.chunks, in a way that shows the compiler that all threads have the same.
+        int const chunks = p.chunk_share + ((rank_ & p.parts - 1) < p.chunk_extra ? 1 : 0);
         int turn = 0, slot = 0, left = chunks;
         product_fence();
 #pragma unroll 1
@@ -615,68 +647,37 @@ private:
             slot = turn % kTurns;
         } while (left > 0);
         product_wait<0>();
+        stamp(5);
+        hand_out<kWide>(p, t, c, tile0, tiles);
     }
     template <int kWide>
-    __device__ __forceinline__ void multiply_wide(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
+    __device__ __forceinline__ void multiply_wide(ProductPlan const& p, Task const& t, Pass const& pass, int a_at, int b_at, int tile0, int tiles)
     {
         if (t.chunks > p.stages)
-            multiply_turns<kWide, true>(p, t, pass, c, a_at, b_at);
+            multiply_turns<kWide, true>(p, t, pass, a_at, b_at, tile0, tiles);
         else
-            multiply_turns<kWide, false>(p, t, pass, c, a_at, b_at);
+            multiply_turns<kWide, false>(p, t, pass, a_at, b_at, tile0, tiles);
     }
-    __device__ __forceinline__ void multiply_pass(ProductPlan const& p, Task const& t, Pass const& pass, float (&c)[kMaxTiles][4], int a_at, int b_at)
+    __device__ __forceinline__ void multiply_pass(ProductPlan const& p, Task const& t, Pass const& pass, int a_at, int b_at, int tile0, int tiles)
     {
         switch (p.wide)
         {
 #ifndef ONNXFUSE_QUICK
-        case 1: return multiply_wide<1>(p, t, pass, c, a_at, b_at);
-        case 2: return multiply_wide<2>(p, t, pass, c, a_at, b_at);
-        case 3: return multiply_wide<3>(p, t, pass, c, a_at, b_at);
-        case 6: return multiply_wide<6>(p, t, pass, c, a_at, b_at);
-        case 8: return multiply_wide<8>(p, t, pass, c, a_at, b_at);
-        case 10: return multiply_wide<10>(p, t, pass, c, a_at, b_at);
-        case 12: return multiply_wide<12>(p, t, pass, c, a_at, b_at);
-        case 14: return multiply_wide<14>(p, t, pass, c, a_at, b_at);
-        case 16: return multiply_wide<16>(p, t, pass, c, a_at, b_at);
+        case 1: return multiply_wide<1>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 2: return multiply_wide<2>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 3: return multiply_wide<3>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 6: return multiply_wide<6>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 8: return multiply_wide<8>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 10: return multiply_wide<10>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 12: return multiply_wide<12>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 14: return multiply_wide<14>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 16: return multiply_wide<16>(p, t, pass, a_at, b_at, tile0, tiles);
 #endif
-        case 4: return multiply_wide<4>(p, t, pass, c, a_at, b_at);
-        case 5: return multiply_wide<5>(p, t, pass, c, a_at, b_at);
-        default: return multiply_wide<7>(p, t, pass, c, a_at, b_at);
+        case 4: return multiply_wide<4>(p, t, pass, a_at, b_at, tile0, tiles);
+        case 5: return multiply_wide<5>(p, t, pass, a_at, b_at, tile0, tiles);
+        default: return multiply_wide<7>(p, t, pass, a_at, b_at, tile0, tiles);
         }
     }
-    // The sums of this block's part of k, to those that own the rows.
-    __device__ __forceinline__ void hand_out(ProductPlan const& p, Task const& t, float const (&c)[kMaxTiles][4], int tile0, int tiles)
-    {
-        int const group = warp_ / 4, shift = share_shift(p), each = 1 << shift, row_tile_of_warp = warp_ % 4, owner = row_tile_of_warp >> shift;
-        int const units = (p.blocks << shift) * t.tiles, block = p.blocks == 2 ? group : 0;
-        int const first = t.part * units + (block * each + (row_tile_of_warp & each - 1)) * t.tiles + tile0;
-        unsigned char* const to = sums() + first * 512 + lane_ * 16;
-        if (owner == t.part)
-        {
-#pragma unroll
-            for (int j = 0; j < kMaxTiles; ++j)
-            {
-                if (j < tiles)
-                    *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
-                if (j % 4 == 3 && j + 1 >= tiles)
-                    break;
-            }
-        }
-        else
-        {
-            int const there = t.row_part * p.parts + owner;
-            Remote const far = remote(to, there), barrier = remote(sums_full(), there);
-#pragma unroll
-            for (int j = 0; j < kMaxTiles; ++j)
-            {
-                if (j < tiles)
-                    send(far + j * 512, barrier, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
-                if (j % 4 == 3 && j + 1 >= tiles)
-                    break;
-            }
-        }
-    }
-
     // Which statistics the rows of this product need: 0 or 1 left by other blocks; -1 none; -2 those of x itself.
     __device__ __forceinline__ int statistics_for(int layer, int f) const
     {
@@ -754,13 +755,10 @@ private:
                     ask(following);
                 continue;
             }
-            float c[kMaxTiles][4];
-            multiply_pass(p, t, {layer, f, first, from, number == 0 || !whole}, c, a_at, b_at);
-            stamp(5);
+            multiply_pass(p, t, {layer, f, first, from, number == 0 || !whole}, a_at, b_at, tile0, tiles);
             __syncthreads(); // all have done with the ring
             if (asks)
                 prefetch(next / kProducts, next % kProducts);
-            hand_out(p, t, c, tile0, tiles);
             if (which >= 0)
                 finish_statistics(p, which, loaded);
             stamp(6);
@@ -957,9 +955,9 @@ private:
             // Eight lanes a row, each with up to two tiles.
             float const inverse = reciprocal_approximate(static_cast<float>(t.tiles));
 #pragma unroll 1
-            for (int item = thread_; item < row_tiles * 128; item += kThreads)
+            for (int first = warp_ * 32; first < row_tiles * 128; first += kThreads)
             {
-                int const local = item / 8, j = item % 8;
+                int const local = (first + lane_) / 8, j = lane_ % 8;
                 float2 const low = j < t.tiles ? partial()[local * kJoined + j] : make_float2(0.0f, 0.0f);
                 float2 const high = j + 8 < t.tiles ? partial()[local * kJoined + j + 8] : make_float2(0.0f, 0.0f);
                 float mean = low.x + high.x;
