@@ -41,7 +41,7 @@ class Gpu:
         for p in self.kept: self.lib.gt_free(p)
         self.kept = []
 class Host:
-    def __init__(self): os.environ.update(ONNXFUSE_EMULATED_SHARED="232448", ONNXFUSE_EMULATED_CLUSTERS="30"); self.lib = ctypes.CDLL(os.path.join(HERE, "libemulated.so")); self.kept = {}; self.fault = None
+    def __init__(self): os.environ.update(ONNXFUSE_EMULATED_SHARED="232448", ONNXFUSE_EMULATED_CLUSTERS="30"); self.lib = ctypes.CDLL(os.path.join(HERE, os.environ.get("EMULATED", "libemulated.so"))); self.kept = {}; self.fault = None
     def ok(self, e, what):
         if e: raise RuntimeError(f"{what}: cuda error {e}")
     def alloc(self, n): a = np.zeros(n + 512, np.uint8); d = (a.ctypes.data + 255) // 256 * 256; self.kept[d] = a; return d
@@ -54,6 +54,8 @@ class Host:
 def case(name, dtype="float16", L=12, B=1, S=128, D=768, F=3072, H=12, pre=0, first_norm=None, final=None, act=0, eps=1e-12, mask=None, cluster=0, clusters=0, parts=(0, 0, 0, 0), blocks=(0, 0, 0, 0), per=0, stages=0, barrier=0, restore=0, skip=0, profile=False, most=0, time=True, mean=0.0, check=True, lib=""):
     d = dict(locals()); d["most"] = most or L; d["first_norm"] = pre if first_norm is None else first_norm; d["final"] = (not pre) if final is None else final; return d
 
+# Clocks between a phase's stamps, see encoder.cuh; `between`: what is computed before the next barrier is looked at.
+STAMPS = "barrier asked arrived start products send sums finish release".split()
 POOL = {}
 def problem(k, m):
     """The problem in memory `m`; the host's arrays are kept from case to case where they are the same."""
@@ -76,7 +78,7 @@ def problem(k, m):
     n = k["B"] * k["S"] * D; POOL["x"] = store(dt, (POOL["pool"][np.arange(n) * 3 % (len(POOL["pool"]) - 5)] + np.float32(k["mean"])).reshape(k["B"], k["S"], D))
     p = Problem(); p.dtype, p.layers, p.batch, p.sequence, p.width, p.inner, p.heads = CODE[dt], L, k["B"], k["S"], D, F_, k["H"]
     p.pre_norm, p.first_norm, p.activation, p.epsilon, p.scale = k["pre"], k["first_norm"], k["act"], k["eps"], 1 / np.sqrt(D // k["H"])
-    m.lib.onnxfuse_encoder_workspace.restype = ctypes.c_size_t
+    for n in ("onnxfuse_encoder_workspace",): getattr(m.lib, n).restype = ctypes.c_size_t
     if k["final"]: p.final_gamma, p.final_beta = m.put(POOL["final"][0]), m.put(POOL["final"][1])
     each = (Q * 2)(); m.lib.gt_packed(D, F_, each); each = tuple(each)
     kind = (each, k["pre"], k["first_norm"])
@@ -161,9 +163,12 @@ def run(k, m):
     if isinstance(m, Gpu):
         if k["profile"]:
             launch(); a = m.get(p.profile, np.zeros(grid * steps * 10, np.int64)).reshape(grid, steps, 10); L = k["L"]; b = a[:, : 5 * L].reshape(grid, L, 5, 10)[:, min(2, L - 1):]
-            diff = np.diff(b, axis=-1); names = ("barrier", "loads", "products", "sums", "finish", "release")
-            res["profile"] = {q: {n_: [round(float(np.median(v))), round(float(v.max(0).mean()))] for n_, v in ((names[i], diff[:, :, j, i]) for i in range(6))} for j, q in enumerate(("qkv", "attention", "projection", "inner", "outer"))}
-            nxt = a[:, 1: 5 * L + 1, 0] - a[:, : 5 * L, 0]; res["phase_clocks"] = {q: round(float(np.median(nxt.reshape(grid, L, 5)[:, min(2, L - 1):, j]))) for j, q in enumerate(("qkv", "attention", "projection", "inner", "outer"))}
+            for n_ in range(1, 10): b[..., n_] = np.where(b[..., n_] == 0, b[..., n_ - 1], b[..., n_])
+            diff = np.diff(b, axis=-1); phases = ("qkv", "attention", "projection", "inner", "outer")
+            res["profile"] = {q: {n_: [round(float(np.median(v))), round(float(v.max(0).mean()))] for n_, v in ((STAMPS[i], diff[:, :, j, i]) for i in range(9))} for j, q in enumerate(phases)}
+            nxt = (a[:, 1: 5 * L + 1, 0] - a[:, : 5 * L, 0]).reshape(grid, L, 5)[:, min(2, L - 1): max(L - 1, 1)]; res["phase_clocks"] = {q: round(float(np.median(nxt[:, :, j]))) for j, q in enumerate(phases)}
+            for j, q in enumerate(phases): res["profile"][q]["between"] = [round(float(np.median((nxt - (b[:, : nxt.shape[1], :, 9] - b[:, : nxt.shape[1], :, 0]))[:, :, j]))), 0]
+            res["one_block"] = (b[37 % grid, -1] - b[37 % grid, -1, 0, 0]).tolist()
             p.profile = None
         launch(); res["same_again"] = y.tobytes() == m.get(p.y, raw(dt, B * S * D)).tobytes()
         if k["time"]:
@@ -201,7 +206,8 @@ def main():
                 if "at" in d: at = d["at"]
                 else:
                     i = d["case"] + 1; results.append(d)
-                    print(("ok   " if d["ok"] else "BAD  ") + d["name"], f"{d['us']:.1f} us" if "us" in d else "", " ".join(f"{n} {e:.1e}" for n, e in d.get("err", {}).items()), "" if d.get("same_again", True) and d.get("same_after_timing", True) else "NOT THE SAME AGAIN", json.dumps({n: v for n, v in d.items() if n in ("first", "refused")}) if not d["ok"] else "", json.dumps(d["phase_clocks"]) if "phase_clocks" in d else "", d.get("s"), flush=True)
+                    print(("ok   " if d["ok"] else "BAD  ") + d["name"], f"{d['us']:.1f} us" if "us" in d else "", " ".join(f"{n} {e:.1e}" for n, e in d.get("err", {}).items()), "" if d.get("same_again", True) and d.get("same_after_timing", True) else "NOT THE SAME AGAIN", json.dumps({n: v for n, v in d.items() if n in ("first", "refused")}) if not d["ok"] else "", d.get("s"), flush=True)
+                    for q, v in d.get("profile", {}).items(): print(f"       {q:10s} {d['phase_clocks'][q]:6d}:", " ".join(f"{n} {x[0]}/{x[1]}" for n, x in v.items()), flush=True)
                     json.dump(results, open(os.path.join(out, "encoder.json"), "w"), indent=1)
             shown = len(lines)
             if time.time() - last[0] > (12 if results else 25) or time.time() - start > budget: child.kill()

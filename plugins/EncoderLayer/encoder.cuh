@@ -45,6 +45,7 @@ struct FixedShape
 
 // With ONNXFUSE_PROFILE, clocks of a phase: 0 begins, 1 all others have ended the phase before, 2 activations are asked for, 3 the first
 // turn of them is there, 4 the first product begins, 5 products are done, 6 sums are sent, 7 all sums are there, 8 written, 9 released.
+// In attention: 2 loads are asked for, 3 scores are there, 4 and 5 the maximum and the sum of all warps, 6 values are multiplied.
 constexpr int kStamps = 10;
 
 template <typename T, typename Shape>
@@ -155,16 +156,15 @@ public:
 private:
     __device__ __forceinline__ void product_phase(int layer, int f)
     {
-        begin(layer > 0 || f > 0);
         multiply(layer, f);
         end();
     }
     __device__ __forceinline__ void attention_phase()
     {
-        begin(true);
-        stamp(2);
         if (a_.skip == 0)
             attend_all();
+        else
+            begin(true);
         end();
     }
 
@@ -700,8 +700,10 @@ private:
             if (next < a_.layers * kProducts)
                 prefetch(next / kProducts, next % kProducts);
         };
+        bool const waits = layer > 0 || f > 0;
         if (!t.active)
         {
+            begin(waits);
             for (int pass = 1; pass < p.passes && p.parts > 1; ++pass)
                 cluster_sync(); // as the others of the cluster
             ask(following);
@@ -727,9 +729,19 @@ private:
                 continue;
             uint2 loaded[16];
             uint32_t rest[4][2];
-            if (a_.skip < 2)
+            // The residual and its statistics are older than the phase before: there is no need to wait for it.
+            bool const early = f == kProjection || f == kOuter;
+            if (a_.skip < 2 && early)
             {
                 if (which >= 0)
+                    load_statistics(p, t, first, which, loaded);
+                load_residual(p, t, layer, f, first, rest);
+            }
+            if (number == 0) // as late as this, for what is computed until here takes no time then
+                begin(waits);
+            if (a_.skip < 2)
+            {
+                if (which >= 0 && !early)
                     load_statistics(p, t, first, which, loaded);
 #pragma unroll 1
                 for (int turn = 0, chunk = 0; turn < kTurns; ++turn, chunk += p.per)
@@ -737,8 +749,6 @@ private:
                     load_chunks(p, from, first, t.chunk + chunk, chunk, min(p.per, min(p.stages, t.chunks) - chunk));
                     copy_commit();
                 }
-                if (f == kProjection || f == kOuter)
-                    load_residual(p, t, layer, f, first, rest);
             }
             if (which == -1 && thread_ < 128)
                 statistics()[thread_] = make_float2(0.0f, 1.0f);
@@ -1037,14 +1047,7 @@ private:
             int const tile_of_keys = share + i * kShare;
             uint2 v = make_uint2(0, 0);
             if (tile_of_keys < keys)
-            {
                 v = load_fresh(reinterpret_cast<uint2 const*>(values + (c / 2 * step + tile_of_keys * 512 + (c & 1) * 8)));
-                // Keys that do not exist have probability 0, and may hold anything.
-                if (tile_of_keys * 16 + g_ >= sequence)
-                    v.x = 0;
-                if (tile_of_keys * 16 + 8 + g_ >= sequence)
-                    v.y = 0;
-            }
             return v;
         };
         // Some at a time, the next while these are multiplied.
@@ -1057,6 +1060,7 @@ private:
         };
         if constexpr (kTurns < 4)
             first_values();
+        stamp(2);
         float s[kTurns][2][4];
         float most0 = -__uint_as_float(0x7f800000u), most1 = most0;
         int const row = tile * 16 + g_;
@@ -1106,6 +1110,7 @@ private:
         }
         if constexpr (kTurns == 4) // only now: the keys needed the registers
             first_values();
+        stamp(3);
         most0 = fmaxf(most0, __shfl_xor_sync(~0u, most0, 1));
         most0 = fmaxf(most0, __shfl_xor_sync(~0u, most0, 2));
         most1 = fmaxf(most1, __shfl_xor_sync(~0u, most1, 1));
@@ -1116,6 +1121,7 @@ private:
             joined[warp_ * 16 + 8 + g_] = most1;
         }
         __syncthreads();
+        stamp(4);
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
         {
@@ -1148,6 +1154,7 @@ private:
             joined[128 + warp_ * 16 + 8 + g_] = total1;
         }
         __syncthreads();
+        stamp(5);
         total0 = total1 = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
@@ -1178,13 +1185,20 @@ private:
                     int const tile_of_keys = share + (group * kGroup + i) * kShare;
                     if (tile_of_keys < keys)
                     {
-                        uint2 const words = v[now % 2][i];
+                        uint2 words = v[now % 2][i];
+                        if (tile_of_keys == keys - 1)
+                        {
+                            // Keys that do not exist have probability 0, and may hold anything.
+                            words.x = tile_of_keys * 16 + g_ < sequence ? words.x : 0u;
+                            words.y = tile_of_keys * 16 + 8 + g_ < sequence ? words.y : 0u;
+                        }
                         uint4 const p = *reinterpret_cast<uint4 const*>(probabilities + tile_of_keys * 512 + lane_ * 16);
                         uint32_t const b0 = transpose(words.x), b1 = transpose(words.y);
                         mma(o[i & 1], p, b0, b1, T{});
                     }
                 }
             }
+            stamp(6);
             float4 all = make_float4(o[0][0] + o[1][0], o[0][1] + o[1][1], o[0][2] + o[1][2], o[0][3] + o[1][3]);
             if constexpr (kShare > 1)
             {
@@ -1228,17 +1242,26 @@ private:
     __device__ __forceinline__ void attend_all()
     {
         int const tiles = padded() / 16, items = batch() * heads() * tiles;
+        int item = static_cast<int>(blockIdx.x), tile = 0, h = 0, b = 0;
+        auto take = [&] {
+            int const rest = static_cast<int>(static_cast<unsigned>(item) * uint64_t{a_.plan.by_tiles} >> 24);
+            tile = item - rest * tiles;
+            b = static_cast<int>(static_cast<unsigned>(rest) * uint64_t{a_.plan.by_heads} >> 24);
+            h = rest - b * heads();
+        };
+        take();
+        begin(true);
 #pragma unroll 1
-        for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x))
+        while (item < items)
         {
-            int const rest = static_cast<int>(static_cast<unsigned>(item) * uint64_t{a_.plan.by_tiles} >> 24), tile = item - rest * tiles;
-            int const b = static_cast<int>(static_cast<unsigned>(rest) * uint64_t{a_.plan.by_heads} >> 24), h = rest - b * heads();
             switch (Shape::kFixed ? width() / heads() : a_.head)
             {
             case 32: attend_with<2>(b, h, tile); break;
             case 64: attend_with<4>(b, h, tile); break;
             default: attend_with<8>(b, h, tile); break;
             }
+            item += static_cast<int>(gridDim.x);
+            take();
         }
     }
 

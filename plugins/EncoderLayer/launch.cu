@@ -4,6 +4,11 @@
 
 #include "../common/launch.cuh"
 #include "kernels.h"
+#ifdef ONNXFUSE_FIXED
+#include <cstring>
+
+#include "encoder.cuh"
+#endif
 
 namespace onnxfuse::encoder
 {
@@ -130,7 +135,15 @@ cudaError_t choose(Problem const& p, Plan& plan)
     std::copy(p.blocks, p.blocks + kProducts, wishes.blocks);
     wishes.per = p.per;
     wishes.stages = p.stages;
-    return make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, cluster, clusters, shared_bytes, wishes, plan) ? cudaSuccess : cudaErrorNotSupported;
+    if (!make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, cluster, clusters, shared_bytes, wishes, plan))
+        return cudaErrorNotSupported;
+#ifdef ONNXFUSE_FIXED
+    constexpr Plan known = Shape::plan();
+    if (std::memcmp(&plan, &known, sizeof plan) || p.batch != Shape::kBatch || p.sequence != Shape::kSequence || p.width != Shape::kWidth
+        || p.inner != Shape::kInner || p.heads != Shape::kHeads)
+        return cudaErrorNotSupported;
+#endif
+    return cudaSuccess;
 }
 
 cudaError_t choose_any(Problem const& p, Plan& plan)
