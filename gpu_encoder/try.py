@@ -166,7 +166,7 @@ def run(k, m):
             for n_ in range(1, 10): b[..., n_] = np.where(b[..., n_] == 0, b[..., n_ - 1], b[..., n_])
             diff = np.diff(b, axis=-1); phases = ("qkv", "attention", "projection", "inner", "outer")
             res["profile"] = {q: {n_: [round(float(np.median(v))), round(float(v.max(0).mean()))] for n_, v in ((STAMPS[i], diff[:, :, j, i]) for i in range(9))} for j, q in enumerate(phases)}
-            nxt = (a[:, 1: 5 * L + 1, 0] - a[:, : 5 * L, 0]).reshape(grid, L, 5)[:, min(2, L - 1): max(L - 1, 1)]; res["phase_clocks"] = {q: round(float(np.median(nxt[:, :, j]))) for j, q in enumerate(phases)}
+            nxt = (a[:, 1: 5 * L + 1, 0] - a[:, : 5 * L, 0]).reshape(grid, L, 5)[:, min(2, L - 1):]; res["phase_clocks"] = {q: round(float(np.median(nxt[:, :, j]))) for j, q in enumerate(phases)}
             for j, q in enumerate(phases): res["profile"][q]["between"] = [round(float(np.median((nxt - (b[:, : nxt.shape[1], :, 9] - b[:, : nxt.shape[1], :, 0]))[:, :, j]))), 0]
             res["one_block"] = (b[37 % grid, -1] - b[37 % grid, -1, 0, 0]).tolist()
             p.profile = None

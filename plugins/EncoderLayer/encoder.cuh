@@ -38,7 +38,12 @@ struct FixedShape
     static constexpr Plan plan()
     {
         Plan plan{};
-        make_plan(kBatch, kSequence, kWidth, kInner, kHeads, kCluster, kClusters, kShared, Wishes{}, plan);
+#ifdef ONNXFUSE_WISHES
+        Wishes const wishes{ONNXFUSE_WISHES};
+#else
+        Wishes const wishes{};
+#endif
+        make_plan(kBatch, kSequence, kWidth, kInner, kHeads, kCluster, kClusters, kShared, wishes, plan);
         return plan;
     }
 };
@@ -158,6 +163,10 @@ private:
     {
         multiply(layer, f);
         end();
+#ifdef ONNXFUSE_LATE // for measurements: weights are asked for behind the release, not before it
+        if (layer * kProducts + f + 1 < a_.layers * kProducts)
+            prefetch((layer * kProducts + f + 1) / kProducts, (f + 1) % kProducts);
+#endif
     }
     __device__ __forceinline__ void attention_phase()
     {
@@ -697,6 +706,9 @@ private:
         // What is asked for afterwards: layer * 4 + product; past the last: nothing.
         int const following = layer * kProducts + f + 1;
         auto ask = [&](int next) {
+#ifdef ONNXFUSE_LATE
+            return;
+#endif
             if (next < a_.layers * kProducts)
                 prefetch(next / kProducts, next % kProducts);
         };
@@ -756,7 +768,11 @@ private:
                 statistics_of_x(p, t, first);
             stamp(2);
             int const next = last ? following : layer * kProducts + f;
+#ifdef ONNXFUSE_LATE
+            bool const asks = false;
+#else
             bool const asks = last ? following < a_.layers * kProducts : !whole;
+#endif
             if (a_.skip >= 2)
             {
                 wait_alone(t, p, f);
@@ -774,9 +790,13 @@ private:
             stamp(6);
             if (p.parts > 1)
             {
-                if (thread_ == 0)
-                    barrier_expect(sums_full(), (p.parts - 1) * (p.blocks << share_shift(p)) * t.tiles * 512);
-                barrier_wait_cluster(sums_full(), sums_parity_, patience_, 20 + f);
+                if (warp_ == 0) // one warp for the block, for whoever waits here gives up its L1 cache
+                {
+                    if (lane_ == 0)
+                        barrier_expect(sums_full(), (p.parts - 1) * (p.blocks << share_shift(p)) * t.tiles * 512);
+                    __syncwarp();
+                    barrier_wait_cluster(sums_full(), sums_parity_, patience_, 20 + f);
+                }
                 sums_parity_ ^= 1;
             }
             __syncthreads();
