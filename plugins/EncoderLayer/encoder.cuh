@@ -1328,7 +1328,7 @@ private:
     }
 };
 
-// allow-spill encoder: 32 bytes, a handful of loads in a launch of 100 us; without attention there are none
+// allow-spill encoder: 64 bytes, a handful of loads in a launch of 100 us; without attention there are none
 #ifdef ONNXFUSE_FIXED
 using Shape = FixedShape<ONNXFUSE_FIXED>;
 #else
