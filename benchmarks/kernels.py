@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.kernel_cases import CASES, CODES, FEW, Case
+from benchmarks.recurrence_cases import recurrences
 from onnxfuse import gpus, plugins
 from onnxfuse.bench import stats
 from onnxfuse.bench.timing import bandwidth_mark, interleave, judge
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 def _cases(library: ctypes.CDLL, dtype: str, options: argparse.Namespace) -> Iterator[Case]:
-    for cases in CASES:
+    for cases in (*CASES, recurrences):
         for case in cases(library, dtype, options.threads and dtype == "float16"):
             if options.only in case.kernel and case.shape.size in options.size:
                 yield case

@@ -97,11 +97,13 @@ def compare(
     atol: float | None = None,
     samples: int = 200,
     layers: bool = False,
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compares every output of `others` (.onnx, .engine) with those of `model` in onnxruntime, and times the engines side by side.
 
-    Without `others` a fused model is compared with itself undone. Returns the JSON report; its "agrees" says how it went.
+    Without `others` a fused model is compared with itself undone. `trust` runs code inside engines that no manifest vouches for. Returns
+    the JSON report; its "agrees" says how it went.
     """
     from onnxfuse.commands.compare import Wanted, run
 
@@ -116,5 +118,6 @@ def compare(
         atol=atol,
         samples=samples,
         layers=layers,
+        trust=trust,
     )
     return run(wanted, progress or (lambda text: None))

@@ -1,4 +1,4 @@
-"""Published forms of JSON files (JSON Schema), and what in a file does not have its form. A file from elsewhere may hold anything."""
+"""JSON files from elsewhere, which may hold anything: reading them, and what does not have its published form (JSON Schema)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import map_file
+
+
+def read_json(path: Path, what: str, remedy: str) -> Any:
+    """The content of a JSON file from elsewhere. BadInput, "WHAT: reason; REMEDY", where it cannot be read, or is no file or no JSON."""
+    try:
+        return json.loads(bytes(map_file(path)).decode("utf-8"))
+    except OSError as error:
+        raise BadInput(f"{what}: {refusal(error)}; {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what}: not JSON ({shown(error)}); {remedy}") from None
 
 
 def flaw(content: Mapping[str, Any], package: str, schema: str) -> str:

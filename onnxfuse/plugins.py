@@ -184,8 +184,10 @@ def compiled() -> tuple[Library, ...]:
 
 
 def folder(op: str) -> Path | None:
-    """Where the sources of the plugin `op` are; None where there is none of that name."""
-    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+    """Where the sources of the plugin `op` are: a folder of its name, or one that it shares. None where there is none."""
+    own = (root / op for root in _roots() if (root / op).is_dir())
+    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for root in _roots() for path in sorted(root.glob("*/plugin.cpp")))
+    return next(own, None) or next((path.parent for path, text in texts if f'kName = "{op}"' in text), None)
 
 
 def cached(sm: int, *, and_newer: bool = False) -> Library | None:
@@ -376,7 +378,7 @@ def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, prog
     """Compiles every unit and links the library, all in `work`; what ptxas says of the kernels."""
     objects = [f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = {
             pool.submit(_run, [*toolchain.compile, f"source/{unit}", "-o", target], unit, work): unit
             for unit, target in zip(units, objects, strict=True)
@@ -559,9 +561,10 @@ def _new_folder(place: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
     try:
         yield work
-        if place.exists():
-            shutil.rmtree(place)
+        if place.exists():  # moved away as a whole: removing it takes time, in which a kill would leave half of it
+            place.rename(work.with_name(f"{work.name}-old"))
         work.rename(place)
+        shutil.rmtree(work.with_name(f"{work.name}-old"), ignore_errors=True)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

@@ -68,3 +68,18 @@ def test_faults_are_exceptions_of_one_line(model: Path, tmp_path: Path) -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import onnxfuse, sys; print([name for name in ('numpy', 'onnx', 'onnxruntime', 'tensorrt') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_compare_hands_on_whether_engines_are_trusted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted = []
+
+    def load(path: Path, trust: bool = False) -> None:
+        trusted.append(trust)
+        raise BadInput(f"{path}: no engine")
+
+    monkeypatch.setattr("onnxfuse.engine.run.Engine.load", load)
+    (tmp_path / "m.engine").write_bytes(b"plan")
+    for trust in (False, True):
+        with pytest.raises(BadInput):
+            onnxfuse.compare(model, tmp_path / "m.engine", trust=trust)
+    assert trusted == [False, True]

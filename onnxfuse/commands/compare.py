@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -58,7 +59,7 @@ def compare(
     samples: int = typer.Option(200, min=2, help="Latency samples of each engine."),
     layers: bool = typer.Option(False, "--layers", help="Look inside: every tensor that OTHER still has, and what is wrong by itself."),
     truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
-    memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
+    memory: int = typer.Option(None, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once; 512 if not given."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
     trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
@@ -69,8 +70,11 @@ def compare(
     """
     from onnxfuse.report import inside, terminal
 
+    idle = [name for name, given in (("--no-truth", not truth), ("--memory", memory is not None)) if given and not layers]
+    if idle:
+        raise BadInput(f"{idle[0]}: nothing is looked into without --layers; add --layers, or leave {idle[0]} out")
     sizes = options.dims(dims or [])
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory or 512, trust)
     _require(wanted)
     if report:
         _require_folder(report)
@@ -102,7 +106,7 @@ def run(wanted: Wanted, progress: Progress = lambda text: None) -> dict[str, Any
         _same_inputs(reference, models, engines)
         given, source = _given(wanted, reference, engines, runtime, progress)
         label = f"{wanted.model.name} undone" if not wanted.others else wanted.model.name
-        task = _Task(wanted, reference, label, _names(wanted.model, others), engines, runtime, progress)
+        task = _Task(wanted, reference, label, _names(label, wanted.model, others), engines, runtime, progress)
         outcome = _compare(task, given)
         rows = [_row(task, path, check.merged(outcome.checks[path])) for path in others]
         more = _look_inside(task, outcome, given, folder) if wanted.layers else {}
@@ -164,7 +168,9 @@ def _compare(task: _Task, given: Stream) -> _Outcome:
 
 def _require(wanted: Wanted) -> None:
     from onnxfuse.graph import read
+    from onnxfuse.verify import check
 
+    check.tolerance(rtol=wanted.rtol, atol=wanted.atol)
     if wanted.model.suffix == ".engine":
         raise BadInput(f"{wanted.model}: an engine cannot be the reference; name its .onnx model first and the engine behind it")
     for path in (wanted.model, *wanted.others):
@@ -172,16 +178,17 @@ def _require(wanted: Wanted) -> None:
             raise BadInput(f"{path}: no such file; give an .onnx model or an .engine file")
         if path.suffix != ".engine":
             read.load(path)  # says what is wrong with a file in better words than a runtime, and keeps external data in its folder
-    if len(set(wanted.others)) < len(wanted.others):
-        raise BadInput("the same OTHER is named twice; name each file once")
+    if len({path.resolve() for path in wanted.others}) < len(wanted.others):
+        raise BadInput("the same OTHER is named twice, or a link to it; name each file once")
     if wanted.data and wanted.dims:
         raise BadInput("--data and --dims exclude each other: the sizes are those of the data; leave one of them out")
 
 
-def _names(reference: Path, others: Sequence[Path]) -> dict[Path, str]:
-    """Short names, with the folder where two files have the same name."""
+def _names(label: str, reference: Path, others: Sequence[Path]) -> dict[Path, str]:
+    """Short names, with the folder where two files have the same name; none is `label`, which the reference is called."""
     short = [path.name for path in {reference, *others}]
-    return {path: path.name if short.count(path.name) == 1 else str(path) for path in others}
+    names = {path: path.name if short.count(path.name) == 1 else str(path) for path in others}
+    return {path: f"{name} (other)" if name == label else name for path, name in names.items()}
 
 
 def _undone(model: Path, folder: Path, progress: Progress) -> Path:
@@ -273,6 +280,8 @@ def _check_model(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: 
 
     got = task.runtime.run(path, [feed], evaluator=given.evaluator)
     limits, notes = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+    if path.samefile(task.reference):
+        notes = (*notes, "the same file as the reference: that it agrees with itself says nothing of a rewrite")
     return _compared(given, outputs, got[0], limits, notes, same_dtype=True)
 
 
@@ -324,7 +333,7 @@ def _row(task: _Task, path: Path, check: Check) -> dict[str, Any]:
 
 def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) -> dict[str, Any]:
     """The parts of a report that say what happens inside, for the feed that shows most."""
-    from onnxfuse.verify import budget, check, layers, pieces, reference
+    from onnxfuse.verify import budget, check, layers, pieces, reference, taps
 
     if given.evaluator != reference.ONNXRUNTIME:
         raise MissingHere(f"{task.reference}: --layers needs onnxruntime, which has no kernels for it; leave --layers out")
@@ -336,10 +345,13 @@ def _look_inside(task: _Task, outcome: _Outcome, given: Stream, folder: Path) ->
     base = layers.ModelSubject(task.label, f"onnxruntime_{half}", limits, parts, feed, task.runtime, folder)
     with contextlib.ExitStack() as stack:
         subjects = _subjects(task, feed, folder, stack)
+        for subject in subjects:
+            if isinstance(subject, taps.EngineSubject):
+                subject.build_ahead()
         found = layers.look(
             base, subjects, feed, task.runtime, truth=task.wanted.truth, budget=task.wanted.memory << 20, progress=task.progress
         )
-        notes = [note for subject in subjects for note in getattr(subject, "notes", ())]
+        notes = [note for subject in subjects if isinstance(subject, taps.EngineSubject) for note in (*subject.notes, *subject.how)]
     more: dict[str, Any] = {"tensors": budget.tensors(found), "inside": {**budget.summary(found, notes), "feed": outcome.worst}}
     return {**more, "error_budget": budget.error_budget(found)} if task.wanted.truth else more
 
@@ -364,7 +376,7 @@ def _subjects(task: _Task, feed: Feeds, folder: Path, stack: contextlib.ExitStac
 
 
 def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Path) -> EngineSubject:
-    from onnxfuse.engine import build
+    from onnxfuse.engine import build, trt
     from onnxfuse.verify import pieces, taps
 
     engine = task.engines[path]
@@ -383,6 +395,9 @@ def _engine_subject(task: _Task, path: Path, role: str, feed: Feeds, folder: Pat
         task.runtime,
         folder,
         build.in_memory,
+        trt.free_memory() // len(task.engines),
+        taps.cache_of(engine.manifest, path),
+        task.progress,
     )
 
 
@@ -406,12 +421,11 @@ def _by_layer(task: _Task, given: Stream) -> dict[str, Any]:
     from onnxfuse.report.graph import fused_sites
 
     task.progress("timing layer by layer")
-    models = [path for path in task.names if path.suffix != ".engine"]
     try:
         automatic, fused = (layers.profile(found[role], cast_feeds(found[role].inputs, given.feeds[0])) for role in ("automatic", "fused"))
     except OnnxfuseError as fault:
         return {"notes": [f"layers: {fault}"]}
-    sources = layers.sources_of(site for path in models for site in fused_sites(path))
+    sources = layers.sources_of(site for path in _rewritten(task.reference, list(task.names)) for site in fused_sites(path))
     return {"layers": layers.report(automatic, fused, sources)}
 
 
@@ -458,24 +472,43 @@ def _disagreement(found: Mapping[str, Any]) -> str:
 
 
 def _require_folder(folder: Path) -> None:
-    """Before the work is done, not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+    """Before the work is done, not after it. Nothing is made yet: where the work fails, there is nothing to write."""
+    from onnxfuse.graph import files
+
+    if not folder.is_dir():
+        if folder.exists():
+            raise BadInput(f"--report {folder}: it is a file, and a folder is to be made; give --report a folder")
+        files.check(folder, "--report")
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"--report {folder}: the folder cannot be written to; give --report another")
+
+
+def _rewritten(reference: Path, others: Sequence[Path]) -> list[Path]:
+    """The models among `others`, and those that the engines with plugins were built from, where they are still here."""
+    from onnxfuse.engine import manifest
+    from onnxfuse.verify import taps
+
+    models = [path for path in others if path.suffix != ".engine"]
+    known = {path: manifest.load(path) for path in others if path.suffix == ".engine"}
+    sources = [taps.source_of(about, path, (reference, *models)) for path, about in known.items() if about and about.plugins is not None]
+    return list(dict.fromkeys([*models, *(source for source in sources if source is not None)]))
 
 
 def _complete(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
-    """With the graphs of the reference and of the first other that is a model, and what follows from them."""
+    """With the graphs of the reference and of the first rewritten model, and what follows from them."""
     from onnxfuse.report.complete import complete
 
-    models = [path for path in wanted.others if path.suffix != ".engine"]
+    models = _rewritten(wanted.model, wanted.others)
     return complete(found, wanted.model if wanted.others else None, models[0] if models else wanted.model if not wanted.others else None)
 
 
 def _write(found: Mapping[str, Any], folder: Path) -> None:
     from onnxfuse.report import html, json
 
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--report {folder}: {(error.strerror or str(error)).lower()}; give --report another folder") from None
     json.write(found, folder / "report.json")
     html.write(found, folder / "report.html")
     typer.echo(f"wrote {folder / 'report.html'} and report.json")

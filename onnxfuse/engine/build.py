@@ -16,7 +16,7 @@ from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare, trt
 from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.shapes import inputs_of, parse
-from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.errors import BadInput, MissingHere, refusal
 from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
@@ -88,6 +88,8 @@ def build(
     embed_plugins: bool = True,
     use_plugins: bool = True,
     compatible: str | None = None,
+    taps: Sequence[str] = (),
+    level: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Manifest:
     """Builds the engine `out` of the ONNX model `model`, and `out`.json beside it; both appear whole, or neither.
@@ -96,8 +98,9 @@ def build(
     --shapes. `use_plugins` False replaces every onnxfuse operator by its function: the engine that TensorRT makes
     alone. `embed_plugins` puts the plugin library into the engine, which then needs nothing but TensorRT to run;
     otherwise the library lies beside the engine. `compatible` "ampere+" gives an engine that runs on every GPU from compute
-    capability 8.0 on.
-    `timing_cache` is read where it exists, and written after the build. `progress` is called from TensorRT's threads.
+    capability 8.0 on. `taps` are tensors inside of the model that become outputs of the engine, too, which changes what TensorRT fuses.
+    `level` is TensorRT's builder optimization level, None its default. `timing_cache` is read where it exists, and written after the
+    build. `progress` is called from TensorRT's threads.
 
     Raises BadInput (model, shapes, output), MissingHere (TensorRT, driver, GPU, compiler, or another GPU than `gpu`),
     and KeyboardInterrupt after Ctrl-C, once TensorRT has stopped.
@@ -119,7 +122,9 @@ def build(
         cache=cache,
         libraries=(library.path,) if library is not None else (),
         embed=embed_plugins,
+        taps=tuple(taps),
         compatible=compatible is not None,
+        level=level,
     )
     return _make(order, out, device, _plugin_use(library, out, embed_plugins, wanted), timing_cache, progress)
 
@@ -143,11 +148,8 @@ def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = 
     return _make(order, out, device, None, timing_cache, None)
 
 
-def in_memory(
-    model: Path, *, profiles: Mapping[str, trt.Range] | None = None, plugin_ops: Collection[str] = (), taps: Sequence[str] = ()
-) -> Engine:
-    """An engine that is built, loaded and never written: to look into. `plugin_ops` are computed by plugins, all else by TensorRT; `taps`
-    are tensors that `Engine.tap` is to give.
+def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
+    """An engine that is built, loaded and never written: of a node to look at. `plugin_ops` are computed by plugins, all else by TensorRT.
 
     Raises BadInput where TensorRT cannot build it, MissingHere without TensorRT or GPU.
     """
@@ -159,10 +161,8 @@ def in_memory(
     order = trt.Order(
         model=prepare.for_parser(model, ops),
         path=model,
-        profiles=profiles or {},
         libraries=(_library(device.sm, False).path,) if ops else (),
         embed=False,
-        taps=tuple(taps),
     )
     built = run_cancellable(lambda cancel: trt.build(order, Phases(None, cancel)))
     assert built is not None  # nobody cancels it
@@ -278,7 +278,8 @@ def _make(
         build_seconds=round(time.monotonic() - start, 3),
         layers=manifests.layers_from(built.layers),
         warnings=built.warnings,
-        model_path=os.path.relpath(os.path.realpath(order.path), os.path.dirname(os.path.realpath(out))),
+        model_path=_seen_from(out, order.path),
+        timing_cache=_seen_from(out, timing_cache) if timing_cache is not None and built.cache is not None else None,
         compatible="ampere+" if order.compatible else None,
     )
     _write(out, built.engine, result, order.libraries)
@@ -286,6 +287,11 @@ def _make(
         with atomic(timing_cache) as part:
             part.write_bytes(built.cache)
     return result
+
+
+def _seen_from(out: Path, path: Path) -> str:
+    """Relative to the folder that the engine `out` is in."""
+    return os.path.relpath(os.path.realpath(path), os.path.dirname(os.path.realpath(out)))
 
 
 def _write(out: Path, engine: bytes, result: Manifest, libraries: Sequence[Path]) -> None:
@@ -346,7 +352,7 @@ def _read_cache(path: Path | None) -> bytes | None:
             return b""
         raise BadInput(f"--timing-cache {path}: no folder {path.parent}; make it, or give another path") from None
     except OSError as error:
-        raise BadInput(f"--timing-cache {path}: {(error.strerror or str(error)).lower()}; give another path") from None
+        raise BadInput(f"--timing-cache {path}: {refusal(error)}; give another path") from None
 
 
 def _plugin_ops() -> frozenset[str]:

@@ -16,7 +16,7 @@ import onnx
 
 from onnxfuse import forms
 from onnxfuse.engine.prepare import read
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
 
@@ -87,6 +87,8 @@ class Manifest:
     """Where the model was when the engine was built, relative to the engine's folder."""
     compatible: str | None = None
     """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
+    timing_cache: str | None = None
+    """The timing cache that the build wrote, relative to the engine's folder: a build like it is quick, and chooses the same kernels."""
     schema: int = SCHEMA
 
     @property
@@ -139,7 +141,7 @@ def content(engine: Path, remedy: str) -> bytes:
     try:
         return bytes(map_file(engine))
     except OSError as error:
-        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+        raise BadInput(f"{engine}: {refusal(error)}; {remedy}") from None
 
 
 def runs_on(manifest: Manifest, sm: int) -> bool:
@@ -203,7 +205,7 @@ def _feed(digest: Any, path: Path) -> None:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
-        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; the model's external data must lie beside it") from None
+        raise BadInput(f"{path}: {refusal(error)}; the model's external data must lie beside it") from None
 
 
 def _external(model: onnx.ModelProto) -> set[str]:
@@ -296,6 +298,7 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         warnings=tuple(map(str, data.get("warnings", ()))),
         model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
         compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
+        timing_cache=str(data["timing_cache"]) if data.get("timing_cache") is not None else None,
         schema=int(data["schema"]),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +16,12 @@ from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import trt
 from onnxfuse.engine.manifest import Layer, Manifest
 from onnxfuse.engine.trt import EngineFault, TensorSpec
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 
 Array = NDArray[Any]
 # How a 64-bit little-endian shared library begins (System V ABI, "ELF Header"); TensorRT embeds plugin libraries as they are.
 CODE = b"\x7fELF\x02\x01\x01"
+TRUST = ", or give --trust if you know where it came from"
 
 
 class Engine:
@@ -105,6 +106,16 @@ class Engine:
         self.enqueue()
         return self.outputs()
 
+    def run_each(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """As `run`, but outputs come to the host one at a time, with their names."""
+        self.bind(feeds)
+        self.enqueue()
+        self.synchronize()
+        for spec in self.output_specs:
+            with trt.watching(self.name):
+                array = self._fetch(spec)
+            yield spec.name, array
+
     def bind(self, feeds: Mapping[str, Array]) -> None:
         """Sets shapes, uploads `feeds`, and gives every output its memory."""
         self._bound = False
@@ -158,26 +169,6 @@ class Engine:
                 self.synchronize()
                 taken.append(profiler.take())
             return taken[1:]
-        finally:
-            self._context, self._bound = kept, False
-
-    def tapped(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of `names` whose values `tap` can give: tensors marked for debugging when the engine was built."""
-        return trt.tapped(self._engine, names)
-
-    def tap(self, feeds: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Values of debug tensors `names` in one run on `feeds`; those that the run did not write are left out.
-
-        In an execution context of its own. What was bound is unbound. EngineFault where it fails.
-        """
-        kept, self._context = self._context, self._new_context()
-        try:
-            listener = trt.listen(self._context, names, self._stream.synchronize)
-            self.bind(feeds)
-            self.enqueue()
-            self.synchronize()
-            taken: dict[str, Array] = listener.take()
-            return taken
         finally:
             self._context, self._bound = kept, False
 
@@ -289,22 +280,22 @@ class _Buffer:
         self.size = size
 
 
-def vouched(data: bytes, path: Path, trust: bool = False) -> Manifest | None:
+def vouched(data: bytes, path: Path, trust: bool = False, way_out: str = TRUST) -> Manifest | None:
     """The manifest beside an engine of this content; None for an engine without one that holds no code.
 
     BadInput where the manifest was written for another engine, or where there is none for an engine that holds code; with `trust` both
-    are taken as they are, without a manifest.
+    are taken as they are, without a manifest. way_out: what the message offers beside the remedies, where there is such an option.
     """
     manifest = None if trust and not _manifest_fits(data, path) else manifests.load(path)
     if manifest is not None and hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
         raise BadInput(
             f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not trusted; "
-            f"build it again, or give --trust if you know where it came from"
+            f"build it again{way_out}"
         )
     if manifest is None and CODE in data and not trust:
         raise BadInput(
             f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
-            "vouches for it; put that file beside it, build the engine here, or give --trust if you know where it came from"
+            f"vouches for it; put that file beside it or build the engine here{way_out}"
         )
     return manifest
 
@@ -387,7 +378,7 @@ def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
             content = beside.read_bytes()
         except OSError as error:
             raise BadInput(
-                f"{engine}: its plugin library {beside.name} cannot be read: {(error.strerror or str(error)).lower()}; "
+                f"{engine}: its plugin library {beside.name} cannot be read: {refusal(error)}; "
                 "put it beside the engine, or build the engine again"
             ) from None
         if hashlib.sha256(content).hexdigest() != use.sha256:

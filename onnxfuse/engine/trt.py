@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import hashlib
 import importlib
@@ -88,9 +87,11 @@ class Order:
     """Plugin libraries to load."""
     embed: bool = True
     taps: tuple[str, ...] = ()
-    """Tensors to mark for debugging: each is then computed on its own, and a listener is given its values."""
+    """Tensors inside of the network that become outputs, too. TensorRT then fuses nothing across them."""
     compatible: bool = False
     """For every GPU from Ampere on, instead of the one here."""
+    level: int | None = None
+    """TensorRT's builder optimization level, 0 (quickest build) to 5; None for its default, 3."""
     fp16_flag: bool = False
     """Weakly typed network with the FP16 flag, TensorRT 10.x only: a reference for benchmarks, never what a user gets.
     """
@@ -189,6 +190,11 @@ def gpu() -> Device:
     device = driver.Device(0)
     major, minor = device.compute_capability()
     return Device(device.name(), 10 * major + minor, _driver_version(driver))
+
+
+def free_memory() -> int:
+    """Bytes of device memory that nobody uses now."""
+    return int(activate().mem_get_info()[0])
 
 
 def _driver_version(driver: types.ModuleType) -> str:
@@ -342,6 +348,8 @@ def build(order: Order, monitor: Monitor | None = None) -> Built | None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if order.fp16_flag:
         config.set_flag(trt.BuilderFlag.FP16)
+    if order.level is not None:
+        config.builder_optimization_level = order.level
     _add_profile(trt, builder, network, config, order)
     if order.compatible:
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
@@ -383,14 +391,18 @@ def _parse(trt: types.ModuleType, network: Any, order: Order, mark: int) -> None
 
 
 def _mark(network: Any, names: Sequence[str]) -> None:
-    """Marks tensors for debugging, those that the network has. TensorRT then fuses nothing across them."""
+    """Makes outputs of tensors, those that the network has. Not `mark_debug`: with several of these inside of one region, TensorRT 10.6
+    corrupts its heap.
+    """
     wanted = set(names)
     for i in range(network.num_layers if wanted else 0):
         layer = network.get_layer(i)
         for k in range(layer.num_outputs):
             tensor = layer.get_output(k)
-            if tensor is not None and tensor.name in wanted and not tensor.is_network_output:
-                network.mark_debug(tensor)
+            if tensor is not None and tensor.name in wanted:
+                wanted.remove(tensor.name)
+                if not tensor.is_network_output:
+                    network.mark_output(tensor)
 
 
 def _problem(error: Any) -> str:
@@ -528,66 +540,6 @@ def deserialize(data: bytes, what: str, host_code: bool) -> tuple[Any, Any]:
         reason = MESSAGES.reason(mark, "TensorRT gives no reason")
         raise BadInput(f"{what}: TensorRT {version()} cannot load this engine: {reason}; build it again on this machine")
     return runtime, engine
-
-
-def tapped(engine: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that the engine has marked for debugging."""
-    return tuple(name for name in names if engine.is_debug_tensor(name))
-
-
-def listen(context: Any, names: Sequence[str], wait: Any) -> Any:
-    """Makes `context` give the values of the debug tensors `names` of each run to the listener returned, whose `take()` hands them out.
-
-    `wait` returns when what was launched so far is done. The values of a tensor that is written several times are the last ones.
-    """
-    trt = tensorrt()
-    driver = activate()
-
-    class Listener(trt.IDebugListener):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.IDebugListener.__init__(self)
-            self._values: dict[str, Any] = {}
-            self._fault = ""
-
-        def process_debug_tensor(self, addr: Any, location: Any, type: Any, shape: Any, name: str, stream: Any) -> bool:
-            """An exception here would end in TensorRT's hands, so it is kept for `take`."""
-            import numpy as np
-
-            try:
-                array = np.empty(tuple(shape), numpy_dtype(type))
-                wait()
-                if array.nbytes and location == trt.TensorLocation.HOST:
-                    ctypes.memmove(array.ctypes.data, _address(addr), array.nbytes)
-                elif array.nbytes:
-                    driver.memcpy_dtoh(array.reshape(-1).view(np.uint8), _address(addr))
-                self._values[name] = array
-            except Exception as error:
-                self._fault = self._fault or f"{name}: {shorten(str(error))}"
-            return True
-
-        def take(self) -> dict[str, Any]:
-            if self._fault:
-                raise EngineFault(f"a debug tensor cannot be read: {self._fault}")
-            taken, self._values = self._values, {}
-            return taken
-
-    listener = Listener()
-    mark = MESSAGES.mark()
-    if context.set_debug_listener(listener) is False:
-        raise EngineFault(f"TensorRT refuses a debug listener: {MESSAGES.reason(mark, 'it gives no reason')}")
-    context.set_all_tensors_debug_state(False)
-    for name in names:
-        context.set_tensor_debug_state(name, True)
-    return listener
-
-
-def _address(addr: Any) -> int:
-    """An address that TensorRT hands to Python: a number, or in some versions a capsule around it."""
-    if isinstance(addr, int):
-        return addr
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    return int(pointer(addr, None))
 
 
 def profiler() -> Any:

@@ -1,6 +1,8 @@
 """What lstm and gru share: layers of a stack, with what exporters put between and around them, become one node.
 
 LSTM, (Squeeze | Transpose, Reshape), LSTM, ...      and Transpose before the first, Squeeze, Transpose or Reshape behind the last
+
+Cells that are written in primitives (_cell.py) become a layer of one step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions import _bodies, _norms
+from onnxfuse.fusions import _bodies, _cell, _norms
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal, label, reads
 from onnxfuse.fusions.pattern import Op, Pattern, either, op, tensor
 from onnxfuse.graph import query, recurrence
@@ -42,6 +44,9 @@ class Recurrence(Fusion):
     """Attributes that all layers must share."""
 
     def check(self, match: Match, model: Model) -> Refusal | None:
+        if _cell.found(match):
+            units = _cell.hidden(match)
+            return _refuse_hidden(units, match["h"].name) or _cell.refuse(match, self.cell, model)
         layers = _layers(match)
         for node in layers:
             refusal = self._refuse_node(node)
@@ -59,13 +64,53 @@ class Recurrence(Fusion):
         return _refuse_joints(match, layers) or _refuse_cycle(match, layers)
 
     def variant(self, match: Match) -> str | None:
+        if _cell.found(match):
+            return "cell"
         layers = len(_layers(match))
         return None if layers == 1 else f"{layers} layers"
 
     def kept(self, match: Match) -> list[gs.Tensor]:
+        if _cell.found(match):
+            return [match["new_c"]] if "new_c" in match.tensors else []
         return [value for node in _layers(match) for value in node.outputs[1:]]
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
+        return self._rewrite_cell(match, new) if _cell.found(match) else self._rewrite_layers(match, new)
+
+    def _rewrite_cell(self, match: Match, new: Builder) -> gs.Node:
+        kind = match["x"].dtype
+        units = _cell.hidden(match)
+        batch = (query.shape(match["x"]) or [None])[0]
+
+        def moved(op_type: str, given: gs.Tensor, made: gs.Tensor) -> None:
+            axes = {"axes": [0]} if new.opset < 13 else {}
+            more = [] if axes else [new.computed(("axes", 0), "axes", lambda: np.array([0], np.int64))]
+            new.node(op_type, [given, *more], [made], axes, stem=self.name)
+
+        def one_step(value: gs.Tensor) -> gs.Tensor:
+            made = new.variable(f"{value.name}_of_a_step", kind, [1, *(query.shape(value) or [])])
+            moved("Unsqueeze", value, made)
+            return made
+
+        weights = _cell.weights(match, self.cell)
+        made = zip("wrb", (weights.w, weights.r, weights.b), strict=True)
+        inputs = [one_step(match["x"]), *(new.computed((*weights.key, name), f"{self.name}_{name}", compute) for name, compute in made)]
+        states = [match[name] for name in recurrence.STATES[self.cell]]
+        inputs += [gs.Variable.empty(), *(gs.Variable.empty() if _is_zero(value) else one_step(value) for value in states)]
+        while inputs[-1].is_empty():
+            inputs.pop()
+        names = ("y", *(f"last_{name}" for name in recurrence.STATES[self.cell]))
+        outputs = [new.variable(f"{self.name}_{name}", kind, [1, batch, units]) for name in names]
+        attrs = {"direction": "forward", "hidden_size": units, "clip": _NO_CLIP, "x_perm": [0, 1, 2], "y_perm": [0, 2, 1, 3]}
+        if self.cell == "GRU":
+            attrs["linear_before_reset"] = int(not _cell.is_reset_first(match))
+        fused = new.node(recurrence.op_type(self.cell, 1, True), inputs, outputs, attrs, stem=self.name, domain=DOMAIN)
+        moved("Squeeze", outputs[0], match.output)
+        if "new_c" in match.tensors:
+            moved("Squeeze", outputs[2], match["new_c"])
+        return fused
+
+    def _rewrite_layers(self, match: Match, new: Builder) -> gs.Node:
         layers = _layers(match)
         first = layers[0]
         cell = self.cell
@@ -146,10 +191,9 @@ class Recurrence(Fusion):
         attrs = node.attrs
         hidden = attrs.get("hidden_size")
         weights, recurrent = node.inputs[1], node.inputs[2]
-        if hidden is None:
-            return Refusal("hidden_size is not given", label(node))
-        if hidden % 8 or not SMALLEST <= hidden <= LARGEST:
-            return Refusal(f"hidden_size is no multiple of 8 from {SMALLEST} to {LARGEST}", hidden)
+        refusal = _refuse_hidden(hidden, label(node))
+        if refusal:
+            return refusal
         if _given(node, 7) is not None:
             return Refusal("has peepholes (input P)", node.inputs[7].name)
         if attrs.get("input_forget", 0):
@@ -178,19 +222,27 @@ class Recurrence(Fusion):
         return None
 
 
+def _refuse_hidden(units: int | None, name: str) -> Refusal | None:
+    if units is None:
+        return Refusal("hidden_size is not given", name)
+    if units % 8 or not SMALLEST <= units <= LARGEST:
+        return Refusal(f"hidden_size is no multiple of 8 from {SMALLEST} to {LARGEST}", units)
+    return None
+
+
 def patterns(cell: str) -> tuple[Pattern, ...]:
-    """Stacks of four layers to one, each with what may stand behind it, the longest first."""
+    """Stacks of four layers to one, each with what may stand behind it, the longest first, and cells in primitives."""
     found: list[Pattern] = []
     for layers in range(recurrence.MOST_LAYERS, 0, -1):
         x = tensor("x")
-        y: Pattern = _cell(cell, 1, either(op("Transpose", x, out="x_turned"), x))
+        y: Pattern = _layer(cell, 1, either(op("Transpose", x, out="x_turned"), x))
         for number in range(2, layers + 1):
-            y = _cell(cell, number, _joined(y, f"_{number}"))
+            y = _layer(cell, number, _joined(y, f"_{number}"))
         found += [op("Transpose", _joined(y, "_last"), out="y_turned"), _joined(y, "_last"), y]
-    return tuple(found)
+    return (*found, *_cell.patterns(cell))
 
 
-def _cell(cell: str, number: int, given: Pattern) -> Op:
+def _layer(cell: str, number: int, given: Pattern) -> Op:
     return op(cell, given, tensor(f"w{number}"), tensor(f"r{number}"), out=f"y{number}", rest=True)
 
 

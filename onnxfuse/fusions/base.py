@@ -7,7 +7,7 @@ of the model in place, one fusion at a time, in the order of the registry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -277,6 +277,12 @@ class Builder:
             assert values is not None
             self._reshaped[key] = self.constant(value.name, values.reshape(shape))
         return self._reshaped[key]
+
+    def computed(self, key: tuple[Any, ...], stem: str, compute: Callable[[], np.ndarray]) -> gs.Constant:
+        """A constant that is computed once for all that ask with the same key."""
+        if key not in self._constants:
+            self._constants[key] = self.constant(stem, compute())
+        return self._constants[key]
 
     def filled(self, stem: str, value: float, shape: tuple[int, ...], dtype: np.dtype) -> gs.Constant:
         """A constant of one value everywhere, shared by all that ask for the same one."""

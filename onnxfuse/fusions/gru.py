@@ -4,6 +4,7 @@
                                      n = tanh(W x + Wb + R (r h) + Rb)                               without
 
 When it wins: nearly always, as lstm; the form without linear_before_reset exchanges values twice a step and gains less.
+One step in primitives (a cell) becomes the same node, as with lstm.
 Source of the idea: persistent RNNs (Diamos et al., ICML 2016).
 """
 

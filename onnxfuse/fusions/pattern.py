@@ -54,7 +54,7 @@ class Const(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Op(Pattern):
-    """Output `place`, the first if not said otherwise, of a node of one of `types`, whose inputs match `inputs`.
+    """Output `place` of a node of one of `types`, or with `part` any of its outputs, whose inputs match `inputs`.
 
     `rest` allows further inputs (the axes of a reduction). A `context` node is needed for the match but is not part of
     the fusion: it stays, and what it computes may have other readers.
@@ -67,6 +67,7 @@ class Op(Pattern):
     context: bool
     domains: tuple[str | None, ...]
     place: int = 0
+    part: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,11 @@ def op(
 ) -> Op:
     """A node of the standard domain."""
     return Op((types,) if isinstance(types, str) else types, inputs, out, rest, context, STANDARD, place)
+
+
+def part(type_: str, *inputs: Pattern, out: str | None = None) -> Op:
+    """Any output of a node of the standard domain, further inputs allowed: a part of a Split."""
+    return Op((type_,), inputs, out, True, False, STANDARD, part=True)
 
 
 def canonical(type_: str, *inputs: Pattern, out: str | None = None, rest: bool = False) -> Op:
@@ -323,7 +329,7 @@ class Matcher:
         if node.op not in pattern.types or node.domain not in pattern.domains:
             self._fail(state, node, f"'{value.name}' comes from {node.op}, not from {' or '.join(pattern.types)}", node.op)
             return
-        if len(node.outputs) <= pattern.place or node.outputs[pattern.place] is not value:
+        if not pattern.part and (len(node.outputs) <= pattern.place or node.outputs[pattern.place] is not value):
             which = f"output {pattern.place}" if pattern.place else "the first output"
             self._fail(state, node, f"'{value.name}' is not {which} of {node.op}", value.name)
             return

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from onnxfuse import forms
 from onnxfuse.errors import BadInput
 
 # (fusion, output tensor) -> whether to fuse, and the reason that the file gives
@@ -14,12 +14,7 @@ Plan = Mapping[tuple[str, str], tuple[bool, str]]
 
 def read(path: Path) -> Plan:
     """Raises BadInput where the file cannot be read or does not have the form of a plan."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"plan {path}: {(error.strerror or str(error)).lower()}; name a file that `optimize --report` wrote") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"plan {path}: not JSON ({error}); name a file that `optimize --report` wrote") from None
+    content = forms.read_json(path, f"plan {path}", "name a file that `optimize --report` wrote")
     sites = content.get("sites") if isinstance(content, dict) else None
     if not isinstance(sites, list):
         raise BadInput(f"plan {path}: has no list 'sites'; name a file that `optimize --report` wrote")

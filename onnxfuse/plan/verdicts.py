@@ -53,10 +53,10 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """won, by more than two builds of one model differ by; lost; or a draw, which goes to TensorRT."""
+        """won or lost, by more than two builds of one model differ by; or a draw, which goes to TensorRT."""
         if self.ratio.low > 1 + BUILD_DIFFERENCE:
             return "won"
-        return "lost" if self.ratio.high < 1 else "draw"
+        return "lost" if self.ratio.high < 1 - BUILD_DIFFERENCE else "draw"
 
     @property
     def shape(self) -> tuple[str | None, int, int, str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from onnxfuse.report.graph import OF_FILE
+
 Report = Mapping[str, Any]
 Fact = tuple[str, str]
 
@@ -205,7 +207,7 @@ def _generality(report: Report) -> dict[str, Any]:
         facts.append((kernel["op"], f"sm_{kernel['oldest_sm']} and newer; {', '.join(kernel['dtypes'])}; {width}"))
     facts += [("outside of that", outside) for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ())]
     sites = report.get("sites")
-    if sites is not None:
+    if sites is not None and "misses" in report:
         facts.append(("near misses, each with its reason", str(len(report.get("misses") or ()))))
     machine = report.get("machine") or {}
     if machine.get("gpu"):
@@ -220,6 +222,8 @@ def _where_it_holds(report: Report) -> str:
     rows = [row for row in report.get("rows") or () if "failed" not in row]
     if sites:
         fused = sum(site["decision"] == "fused" for site in sites)
+        if all(site["reason"] == OF_FILE for site in sites):
+            return f"Sites that are fused, as the file says: {fused}. What stays with TensorRT, and why, is in a report of optimize."
         if fused == len(sites):
             return f"All {fused} legal sites are fused."
         return f"{fused} of {len(sites)} legal sites are fused; the others stay with TensorRT."

@@ -60,6 +60,7 @@ def _context(report: Mapping[str, Any]) -> dict[str, Any]:
         "counts": {word: measured.count(word) for word in ("faster", "draw", "slower") if word in measured},
         "misses": summary.misses(report),
         "tensors": report.get("tensors") or [],
+        "ways": [(way, summary.way_in_words(way)) for way in summary.ways(report.get("tensors") or ())],
         "inside": summary.inside(report),
         "metrics": summary.metrics(report),
         "graph_lead": summary.graph_in_words(report),
@@ -83,7 +84,9 @@ def _render(template: str, report: Mapping[str, Any], scripts: list[str], data: 
         lstrip_blocks=True,
     )
     environment.filters.update(
-        {name: _absent_is_none(getattr(summary, name)) for name in ("figure", "cosine", "percent")}, outputs=summary.outputs
+        {name: _absent_is_none(getattr(summary, name)) for name in ("figure", "cosine", "percent")},
+        outputs=summary.outputs,
+        worst_used=summary.worst_used,
     )
     credits = ", ".join(f"{entry['package']} {entry['version']}" for entry in assets() if any(entry["package"] in s[:99] for s in scripts))
     return environment.get_template(template).render(
@@ -147,6 +150,10 @@ def _drawn(tensor: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: tensor[key] for key in keys if tensor.get(key) not in (None, "")}
     for way in summary.ways([tensor]):
         found[way] = {key: tensor[way][key] for key in summary.METRICS if tensor[way].get(key) is not None}
+    if tensor.get("alone"):
+        found["alone"] = {
+            key: tensor["alone"][key] for key in ("agrees", "reason", *summary.METRICS) if tensor["alone"].get(key) is not None
+        }
     return found
 
 

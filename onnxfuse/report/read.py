@@ -5,7 +5,6 @@ The form is published in schema.json. A file that does not have it is refused in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,7 @@ Report = dict[str, Any]
 
 def load(path: Path) -> Report:
     """The report in `path`. BadInput: no such file, not JSON, no report, or of a schema that is not known here."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{shown(path)}: {(error.strerror or str(error)).lower()}; {REMEDY}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{shown(path)}: not JSON ({shown(error)}); {REMEDY}") from None
+    content = forms.read_json(path, shown(path), REMEDY)
     report = current(content, shown(path))
     check(report, shown(path))
     return report

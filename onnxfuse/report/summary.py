@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -263,7 +264,9 @@ def inside(report: Report) -> list[str]:
     part = report.get("inside")
     if part:
         said = [f"{subject['name']}: {'; '.join(subject['sentences'])}." for subject in part["subjects"]]
-        return [*said, *(_sentence(str(note)) for note in part.get("notes") or ())]
+        names = tuple(f"{subject['name']}:" for subject in part["subjects"])  # a name stays as it is
+        notes = [str(note) for note in part.get("notes") or ()]
+        return [*said, *(f"{note}." if note.startswith(names) else _sentence(note) for note in notes)]
     tensors = report.get("tensors") or ()
     bad = [tensor for tensor in tensors if tensor.get("agrees") is False]
     if not bad:
@@ -363,9 +366,22 @@ def percent(share: Any) -> str:
     return f"{100 * share:.0f} %" if share < 10 else f"{share:.3g} times"
 
 
+def worst_used(check: Mapping[str, Any]) -> str:
+    """The largest share of the tolerance that an output uses; "over" where one differs in a way that has no share, as by NaN."""
+    shares = [metrics.get("used", 0.0) for metrics in check["outputs"].values()]
+    return "over" if None in shares else percent(max(shares, default=0.0))
+
+
+LONGEST_WORD = 400  # characters without a space: no name of an exporter comes near, and a path does not reach it
+
+
 def visible(text: str) -> str:
-    """A name with a sign for each control character: one that recolours a terminal, breaks a line, or turns a text around."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    """A name with a sign for each control character (one that recolours a terminal, breaks a line, or turns a text around).
+
+    Of a word that would fill a page the middle is left out: the JSON form and the data of a page hold all of it.
+    """
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:120]}…{word[0][-60:]}", shown)
 
 
 def _sentence(text: str, end: str = ".") -> str:

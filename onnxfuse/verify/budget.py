@@ -15,12 +15,12 @@ EXCUSED = "differs from the reference by no more than both differ from float64"
 
 
 def tensors(inside: Inside) -> list[dict[str, Any]]:
-    """One mapping a tensor, in topological order. The plain figures are those of the first subject that has it."""
+    """One mapping a tensor, in topological order. The plain figures are those of one `subject`: the fused one where it has the tensor."""
     return [_tensor(row, inside) for row in inside.rows]
 
 
 def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
-    subject = next((s for s in inside.subjects if s.name in row.against), None)
+    subject = _shown(row, inside)
     assert subject is not None  # a row is of a tensor that somebody has
     against = row.against[subject.name]
     origin, node = row.origins[subject.name]
@@ -34,6 +34,7 @@ def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
         "dtype": row.kind.dtype,
         "shape": list(row.kind.shape),
         "output": row.is_output,
+        "subject": subject.name,
         **_figures(against),
         "agrees": not row.leaves(subject.name),
         "reason": against.reason if row.leaves(subject.name) else "",
@@ -51,6 +52,12 @@ def _tensor(row: Row, inside: Inside) -> dict[str, Any]:
     if inside.has_truth:
         found["truth"] = row.truth or "float64"
     return found
+
+
+def _shown(row: Row, inside: Inside) -> Subject | None:
+    """Whose figures of a tensor come first: those of the fused model or engine, else of the first that has it."""
+    having = [s for s in inside.subjects if s.name in row.against]
+    return next((s for s in having if s.role == "fused"), having[0] if having else None)
 
 
 def ways(row: Row, inside: Inside) -> dict[str, Metrics]:
@@ -204,8 +211,7 @@ def _summary(judged: Mapping[str, tuple[str, str]]) -> str:
 
 def _judge(row: Row, inside: Inside) -> tuple[str, str]:
     """(kind, sentence) for one output: exact, price (of a precision), wrong, or unknown."""
-    subject = next((s for s in inside.subjects if s.role == "fused" and s.name in row.against), None)
-    subject = subject or next((s for s in inside.subjects if s.name in row.against), None)
+    subject = _shown(row, inside)
     if subject is None:
         return "unknown", "nobody else has it"
     against = row.against[subject.name]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.errors import BadInput, OnnxfuseError
 from onnxfuse.verify import inputs, reference
-from onnxfuse.verify.metrics import Metrics, Tolerance, measure, worst
+from onnxfuse.verify.metrics import Metrics, Tolerance, incomparable, measure, worst
 from onnxfuse.verify.skim import skeleton
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def tolerance(precision: str = "float32", rtol: float | None = None, atol: float
     if rtol is None and atol is None:
         return default
     for option, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not value >= 0:
-            raise BadInput(f"{option} {value:g}: a tolerance cannot be negative; give 0 or more")
+        if value is not None and not 0 <= value < math.inf:
+            raise BadInput(f"--{option} {value:g}: a tolerance is finite and not negative; give 0 or a small number, as in 1e-3")
     return dataclasses.replace(
         default, rtol=rtol if rtol is not None else default.rtol, atol=atol if atol is not None else default.atol, of_typical=0.0
     )
@@ -134,7 +134,7 @@ def check_arrays(
     for want, have in zip(wanted, got, strict=True):
         more.update(dict.fromkeys(name for name in have if name not in want))
         for name, value in want.items():
-            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else Metrics(False, "this output is missing")
+            one = measure(have[name], value, limits, same_dtype=same_dtype) if name in have else incomparable("this output is missing")
             found.setdefault(name, []).append(one)
     extra = [f"output {name!r} has no counterpart in the reference" for name in more]
     return Check({name: worst(each) for name, each in found.items()}, limits, source, len(wanted), (*notes, *extra))
@@ -286,14 +286,9 @@ def generated(
     Sizes that are declared free are at times not: some are guessed anew where the model refuses them. Feeds after the first have other
     sizes; those that the model does not take are left out, and a note says so. OnnxfuseError: it takes no guess; the sizes are named.
     """
-    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
-    notes: tuple[str, ...] = ()
-    with contextlib.suppress(OnnxfuseError):
-        for feed in feeds[1:]:
-            outputs += child.run(model, [feed], evaluator=evaluator)
-    if len(outputs) < len(feeds):
-        notes = (LEFT_OUT,)
-    return Reference(list(feeds[: len(outputs)]), outputs, evaluator, notes)
+    stream = streamed_generated(child, model, seed, count, dims, progress)
+    pairs = list(stream)
+    return Reference([feed for feed, _ in pairs], [outputs for _, outputs in pairs], stream.evaluator, stream.notes)
 
 
 def _first_feed(

@@ -52,7 +52,9 @@ class Subject(Protocol):
     role: str
     limits: Tolerance
     pieces: Pieces
-    kinds: Mapping[str, Kind]
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]: ...
 
     def fetch(self, names: Sequence[str]) -> Outputs:
         """Values of its own run."""

@@ -72,7 +72,8 @@ class Metrics:
     ulp is the largest error in units in the last place of the coarser of the two types, each taken at |b| or at the median
     magnitude, whichever is larger: a value that happens to be near zero cannot be expected to be nearer to it than its fellows to theirs.
 
-    The figures look at the places where both sides are finite. max_rel divides by at least 1e-6 * max|b|; relative_rms is
+    The figures look at the places where both sides are finite; where there is none although the two differ, as in another shape or type,
+    errors are infinite and the cosine is NaN. max_rel divides by at least 1e-6 * max|b|; relative_rms is
     norm(a - b) / norm(b), which shows a wrong scale (the cosine is blind to it); normalised is max|a - b| / max|b|. `used` is the share of
     the tolerance that the worst figure takes: 1 is the limit.
     """
@@ -127,17 +128,17 @@ def measure(
     tolerance = tolerance or Tolerance()
     if got is None or want is None:
         same = got is None and want is None
-        return Metrics(same, "" if same else f"{_kind(got)} instead of {_kind(want)}")
+        return Metrics(True) if same else incomparable(f"{_kind(got)} instead of {_kind(want)}")
     if isinstance(want, (list, tuple)) or isinstance(got, (list, tuple)):
         return _measure_sequence(got, want, tolerance, same_dtype)
     got, want = np.asarray(got), np.asarray(want)
     about = {"dtype": want.dtype.name, "shape": want.shape, "elements": int(want.size)}
     if got.shape != want.shape:
-        return Metrics(False, f"shape {list(got.shape)} instead of {list(want.shape)}", **about)
+        return dataclasses.replace(incomparable(f"shape {list(got.shape)} instead of {list(want.shape)}"), **about)
     notes: tuple[str, ...] = ()
     if got.dtype != want.dtype and not (_is_text(got) and _is_text(want)):
         if same_dtype or not (_is_float(got) and _is_float(want)):
-            return Metrics(False, f"{got.dtype.name} instead of {want.dtype.name}", **about)
+            return dataclasses.replace(incomparable(f"{got.dtype.name} instead of {want.dtype.name}"), **about)
         notes = (f"{got.dtype.name} compared with {want.dtype.name}",)
     if np.iscomplexobj(want):
         got, want = (np.stack([x.real, x.imag]) for x in (got, want))
@@ -169,7 +170,7 @@ def worst(metrics: Sequence[Metrics]) -> Metrics:
         elements=sum(m.elements for m in metrics),
         max_abs=max(m.max_abs for m in metrics),
         max_rel=max(m.max_rel for m in metrics),
-        cosine=min(m.cosine for m in metrics),
+        cosine=float(np.min([m.cosine for m in metrics])),  # NaN, where one has none, is kept
         relative_rms=max(m.relative_rms for m in metrics),
         normalised=max(m.normalised for m in metrics),
         ulp=max(m.ulp for m in metrics),
@@ -182,6 +183,17 @@ def worst(metrics: Sequence[Metrics]) -> Metrics:
         inf_differ=sum(m.inf_differ for m in metrics),
         notes=tuple(dict.fromkeys(note for m in metrics for note in m.notes)),
     )
+
+
+_NO_FIGURES: dict[str, Any] = {
+    **dict.fromkeys(("max_abs", "max_rel", "relative_rms", "normalised", "ulp", "used"), float("inf")),
+    "cosine": float("nan"),
+}  # of what differs and has no two numbers to compare: an error of 0 and a cosine of 1 would say that it does not
+
+
+def incomparable(reason: str) -> Metrics:
+    """What differs in a way that no figure can tell: in kind, shape or type, or because it is not there."""
+    return Metrics(False, reason, **_NO_FIGURES)
 
 
 def _kind(value: Any) -> str:
@@ -209,7 +221,7 @@ def _is_text(array: np.ndarray) -> bool:
 
 def _measure_sequence(got: Any, want: Any, tolerance: Tolerance, same_dtype: bool) -> Metrics:
     if not (isinstance(want, (list, tuple)) and isinstance(got, (list, tuple))) or len(got) != len(want):
-        return Metrics(False, f"{_kind(got)} instead of {_kind(want)}")
+        return incomparable(f"{_kind(got)} instead of {_kind(want)}")
     if not want:
         return Metrics(True, dtype="sequence", shape=(0,))
     parts = [measure(g, w, tolerance, same_dtype=same_dtype) for g, w in zip(got, want, strict=True)]
@@ -235,12 +247,14 @@ def _measure_exact(got: np.ndarray, want: np.ndarray) -> Metrics:
     cosine = 0.0 if _is_text(want) else _cosine(got.astype(np.float64), want.astype(np.float64))
     biggest = 1.0 if _is_text(want) else float(np.max(np.abs(want.astype(np.float64)))) or 1.0
     largest = float(errors.max())
+    norm = 0.0 if _is_text(want) else float(np.linalg.norm(want.astype(np.float64)))
     return Metrics(
         False,
         reason,
         max_abs=largest,
         max_rel=largest / biggest,
         cosine=cosine,
+        relative_rms=float(np.linalg.norm(errors)) / norm if norm else float("inf"),
         normalised=largest / biggest,
         used=float("inf"),
         outside=count,
@@ -434,7 +448,7 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, noi
         share, why = _scale_free(cosine, found.share(found.ee), by_largest[1], int(want.size), tolerance)
         used = max(used, share)
         reasons.extend(why)
-    return Metrics(
+    measured = Metrics(
         agrees=not reasons,
         reason="; ".join(reasons),
         max_abs=found.max_abs,
@@ -451,6 +465,9 @@ def _measure_floats(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, noi
         inf_differ=sums.inf_differ,
         saturated=sums.saturated,
     )
+    apart = sums.nan_differ + sums.inf_differ
+    nothing_left = apart and apart + sums.nan_equal + sums.inf_equal + sums.saturated == want.size
+    return dataclasses.replace(measured, **_NO_FIGURES) if nothing_left else measured
 
 
 def _places(sums: _Sums, got: np.ndarray, want: np.ndarray) -> list[str]:

@@ -101,9 +101,9 @@ class Pieces:
         proto.graph.output.extend([onnx.ValueInfoProto(name=OWN + name) for name in names])
         return Piece(proto, tuple(inputs), tuple(names))
 
-    def one(self, node: gs.Node, feeds: Mapping[str, np.ndarray]) -> tuple[bytes, onnx.ModelProto]:
+    def one(self, node: gs.Node, feeds: Mapping[str, np.ndarray], kinds: Mapping[str, Kind]) -> tuple[bytes, onnx.ModelProto]:
         """A model of `node` alone, all of whose inputs are fed, weights too: input k is called "ik", output k `OWN` and k. Also what tells
-        such models apart.
+        such models apart. kinds: of the node's outputs, by their names; TensorRT's parser takes no output without a type.
         """
         made = onnx.NodeProto()
         Export(gs.Graph(nodes=[node])).node(made, node)
@@ -115,7 +115,7 @@ class Pieces:
             [made],
             "alone",
             [helper.make_tensor_value_info(name, weights.elem_type(value.dtype), list(value.shape)) for name, value in feeds.items()],
-            [onnx.ValueInfoProto(name=name) for name in made.output if name],
+            [_declared(name, kinds.get(value.name)) for name, value in zip(made.output, node.outputs, strict=True) if name],
         )
         proto = helper.make_model(graph, opset_imports=list(self.model.header.opset_import), ir_version=self.model.ir_version)
         proto.functions.extend(function for key, function in self.model.functions.items() if key == (node.domain, node.op))

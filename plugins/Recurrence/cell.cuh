@@ -62,25 +62,8 @@ struct Accurate
     }
 };
 
-// Absolute errors below 3e-7.
-struct Approximate
-{
-    static __device__ __forceinline__ float sigmoid(float x)
-    {
-        return reciprocal_approximate(1.0f + exp2_approximate(-1.442695041f * x));
-    }
-    static __device__ __forceinline__ float tanh(float x)
-    {
-        return fmaf(2.0f, reciprocal_approximate(1.0f + exp2_approximate(-2.885390082f * x)), -1.0f);
-    }
-    static __device__ __forceinline__ float tanh_or_sigmoid(float x, bool is_tanh)
-    {
-        float const scale = is_tanh ? 2.0f : 1.0f;
-        return sigmoid(x * scale) * scale - (scale - 1.0f);
-    }
-};
-
-// One instruction for each, absolute errors of up to 5e-4, half the distance of numbers below 1 in float16.
+// One instruction for each, absolute errors of up to 5e-4, which is half the distance of numbers below 1 in float16. Against float64 the
+// error of 1,000 steps is the same in two digits as with functions correct to 3e-7.
 struct Fast
 {
     static __device__ __forceinline__ float sigmoid(float x)

@@ -44,7 +44,7 @@ public:
 
 private:
     static constexpr uint64_t kLimit = 10'000'000'000;
-    __device__ __noinline__ void give_up(int site)
+    __device__ __forceinline__ void give_up(int site)
     {
         if (fault_)
         {
@@ -95,18 +95,6 @@ __device__ __forceinline__ void mma(
 
 // --- special functions -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float exp2_approximate(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float reciprocal_approximate(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ float tanh_approximate(float x)
 {
     float y;
@@ -208,7 +196,7 @@ __device__ __forceinline__ void before_copies_read()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Copies a multiple of 16 bytes there in the background and counts them at that block's barrier.
+// Copies a multiple of 16 bytes there, to another block, in the background and counts them at that block's barrier.
 __device__ __forceinline__ void copy_to_block(Remote to, void const* from, int bytes, Remote barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to.address),

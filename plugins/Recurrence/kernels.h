@@ -31,9 +31,9 @@ struct PersistentKernel
     int shared_bytes;
 };
 
-// The kernel of that shape; `fast` and `gru` pick among its kinds.
+// The kernel of that shape.
 template <typename T>
-PersistentKernel<T> find_persistent(PersistentShape const& shape, bool gru, bool fast);
+PersistentKernel<T> find_persistent(PersistentShape const& shape, bool gru);
 
 // The kernel whose blocks have 4 * tiles units and whose warps have 32 * slices of k; null: there is none.
 template <typename T>

@@ -57,6 +57,13 @@ size_t element(Problem const& p)
     return is_half(p) ? 2 : 4;
 }
 
+// Whether there are kernels of kRecurrenceGrid. Where kRecurrenceResident computes the same, it is two to six times as fast.
+template <typename T>
+constexpr bool has_grid(int cell)
+{
+    return sizeof(T) == 4 || cell == static_cast<int>(Cell::kGruResetFirst);
+}
+
 PersistentShape shape_for(Problem const& p, int variant, Device const& device)
 {
     PersistentShape shape{};
@@ -68,8 +75,8 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
         shape.rows = p.rows;
         if (!shape.rows)
         {
-            // The fewest rows a block that leave all blocks resident at once.
-            shape.rows = 1;
+            // The fewest rows a block that leave all blocks resident at once; where a warp has two tiles, two rows cost no more than one.
+            shape.rows = shape.tiles;
             while (shape.rows < 4 && int64_t{p.directions} * ceil_div(p.batch, shape.rows) > device.multiprocessors)
                 shape.rows *= 2;
             if (p.hidden <= 64 && shape.rows > 1)
@@ -78,10 +85,10 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
     }
     else
     {
-        shape.slices = p.hidden <= 256 ? 8 : 16;
-        shape.tiles = 1;
-        shape.cluster = p.cluster ? p.cluster : p.hidden <= 256 ? (p.batch == 1 ? 16 : 8) : 16;
         shape.rows = p.rows ? p.rows : p.batch == 1 ? 1 : 8;
+        shape.tiles = 1;
+        shape.cluster = p.cluster ? p.cluster : p.hidden > 256 || (p.hidden > 128 && shape.rows == 1) ? 16 : 8;
+        shape.slices = p.hidden > 256 ? 16 : p.hidden > 128 || shape.rows > 1 || shape.cluster > 8 ? 8 : 4;
     }
     return shape;
 }
@@ -89,7 +96,7 @@ PersistentShape shape_for(Problem const& p, int variant, Device const& device)
 template <typename T>
 cudaError_t find(Problem const& p, PersistentShape const& shape, PersistentKernel<T>& found)
 {
-    found = find_persistent<T>(shape, p.cell != static_cast<int>(Cell::kLstm), p.fast != 0);
+    found = find_persistent<T>(shape, p.cell != static_cast<int>(Cell::kLstm));
     return found.kernel ? cudaSuccess : cudaErrorNotSupported;
 }
 
@@ -156,7 +163,7 @@ void shape_resident(Problem const& p, Device const& device, Choice& choice)
         return;
     int const units = 4 * choice.shape.tiles;
     int64_t const left = device.shared_bytes - int64_t{p.batch} * units * int64_t{sizeof(State)};
-    int64_t const fitting = left / int64_t{kResidentWarps * units * sizeof(float4)} / 8 * 8;
+    int64_t const fitting = left / (kResidentWarps * units * int64_t{sizeof(float4)}) / 8 * 8;
     choice.columns = static_cast<int>(std::clamp<int64_t>(fitting, 0, ceil_div(p.batch, 8) * 8));
 }
 
@@ -176,27 +183,36 @@ cudaError_t choose(Problem const& p, Choice& choice)
     bool const persistent = is_half(p) && p.cell != static_cast<int>(Cell::kGruResetFirst);
     bool const independent = persistent && p.hidden <= 128;
     bool const cluster = persistent && p.hidden <= 512 && device.major >= 9;
+    bool const grid = has_grid<T>(p.cell) && device.cooperative;
     choice.variant = p.variant;
     if (choice.variant == kRecurrenceAutomatic)
-        choice.variant = independent ? kRecurrenceIndependent
-            : cluster                ? kRecurrenceCluster
-            : device.cooperative     ? kRecurrenceGrid
-                                     : kRecurrenceSteps;
+        choice.variant = independent && !(cluster && p.batch == 1 && p.hidden > 64) ? kRecurrenceIndependent
+            : cluster                                                               ? kRecurrenceCluster
+            : persistent && device.cooperative && p.hidden <= 1024                  ? kRecurrenceResident
+            : grid                                                                  ? kRecurrenceGrid
+                                                                                    : kRecurrenceSteps;
     if ((choice.variant == kRecurrenceIndependent && !independent) || (choice.variant == kRecurrenceCluster && !cluster)
-        || (choice.variant == kRecurrenceGrid && !device.cooperative))
+        || (choice.variant == kRecurrenceGrid && !grid))
         return cudaErrorNotSupported;
     if (choice.variant == kRecurrenceResident)
     {
         if (!persistent || p.hidden > 1024 || !device.cooperative)
             return cudaErrorNotSupported;
         shape_resident(p, device, choice);
-        return choice.columns > 0 ? cudaSuccess : cudaErrorNotSupported;
+        if (choice.columns > 0)
+            return cudaSuccess;
+        if (p.variant != kRecurrenceAutomatic)
+            return cudaErrorNotSupported;
+        choice.variant = kRecurrenceSteps;
     }
     if (choice.variant != kRecurrenceIndependent && choice.variant != kRecurrenceCluster)
         return cudaSuccess;
     if constexpr (sizeof(T) == 2)
     {
         choice.shape = shape_for(p, choice.variant, device);
+        // Blocks of a cluster wait for what the others copy to them: there must be others.
+        if (choice.shape.cluster > 1 && choice.shape.rows > 1 && p.hidden <= 8)
+            return cudaErrorNotSupported;
         PersistentKernel<T> found;
         if (cudaError_t const status = find<T>(p, choice.shape, found); status != cudaSuccess)
             return status;
@@ -430,21 +446,25 @@ cudaError_t launch_steps_of(Problem const& p, Choice const& choice, StepArgs<T> 
     cudaLaunchConfig_t config{};
     config.blockDim = dim3(kStepThreads);
     config.stream = stream;
-    if (choice.variant == kRecurrenceGrid)
+    if constexpr (has_grid<T>(static_cast<int>(kCell)))
     {
-        int resident = 0;
-        if (cudaError_t const status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_steps<T, kCell, kRows>, kStepThreads, 0);
-            status != cudaSuccess)
-            return status;
-        if (resident == 0)
-            return cudaErrorCooperativeLaunchTooLarge;
-        cudaLaunchAttribute attribute{};
-        attribute.id = cudaLaunchAttributeCooperative;
-        attribute.val.cooperative = 1;
-        config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{std::min(resident, 2)} * device.multiprocessors)));
-        config.attrs = &attribute;
-        config.numAttrs = 1;
-        return cudaLaunchKernelEx(&config, all_steps<T, kCell, kRows>, args);
+        if (choice.variant == kRecurrenceGrid)
+        {
+            int resident = 0;
+            if (cudaError_t const status
+                = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_steps<T, kCell, kRows>, kStepThreads, 0);
+                status != cudaSuccess)
+                return status;
+            if (resident == 0)
+                return cudaErrorCooperativeLaunchTooLarge;
+            cudaLaunchAttribute attribute{};
+            attribute.id = cudaLaunchAttributeCooperative;
+            attribute.val.cooperative = 1;
+            config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{std::min(resident, 2)} * device.multiprocessors)));
+            config.attrs = &attribute;
+            config.numAttrs = 1;
+            return cudaLaunchKernelEx(&config, all_steps<T, kCell, kRows>, args);
+        }
     }
     config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{8} * device.multiprocessors)));
     cudaError_t status = cudaLaunchKernelEx(&config, one_step<T, kCell, kRows>, args, 0, 0);

@@ -15,7 +15,7 @@ enum OnnxfuseRecurrenceVariant
 {
     kRecurrenceAutomatic = 0,
     kRecurrenceSteps = 1,       // a launch a step: anything, anywhere
-    kRecurrenceGrid = 2,        // one cooperative launch, a grid barrier a step: anything whose blocks are resident at once
+    kRecurrenceGrid = 2,        // one cooperative launch, a grid barrier a step: float32, and cell 2 of any type
     kRecurrenceIndependent = 3, // half types, hidden up to 128: a block has all units of a few batch rows, weights in registers
     kRecurrenceCluster = 4,     // half types, hidden up to 512, compute capability 9.0: units shared out over a cluster
     kRecurrenceResident = 5     // half types, hidden up to 1024: weights in registers, one cooperative launch, a grid barrier a step
@@ -53,11 +53,10 @@ struct OnnxfuseRecurrence
     OnnxfuseRecurrentLayer layer[ONNXFUSE_MAX_LAYERS];
     // How; 0 chooses.
     int32_t variant;     // OnnxfuseRecurrenceVariant
-    int32_t rows;        // batch rows of a block: 1, 2, 4 or 8
+    int32_t rows;        // batch rows of a block: independent 2 or 4 (1 or 8 with hidden up to 64), cluster 1 or 8
     int32_t cluster;     // blocks of a cluster: 8 or 16
     int32_t wavefront;   // 0: where it fits; 1: layers one after the other
-    int32_t fast;        // 1: tanh.approx in half types (absolute error 5e-4 a gate)
-    int32_t serial;      // 1: no kernel starts before the one before it has ended
+    int32_t serial;      // 1: no kernel starts before the one before it has ended; 2: a wavefront may start early, and is not checked to fit
     int32_t* fault;      // host memory that a kernel that waits in vain writes to; may be null
 };
 

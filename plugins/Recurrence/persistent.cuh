@@ -54,7 +54,7 @@ constexpr int kCells = kRows == 8 ? kTiles : 1;
 template <int kSlices, int kTiles, int kCluster>
 constexpr int kPersistentThreads = 32 * ((kSlices * 8 + kTiles * kCluster - 1) / (kTiles * kCluster));
 
-template <typename T, Cell kCell, typename Functions, int kSlices, int kTiles, int kRows, int kCluster>
+template <typename T, Cell kCell, int kSlices, int kTiles, int kRows, int kCluster>
 class Persistent
 {
     static_assert(kRows == 1 || kRows == 2 || kRows == 4 || kRows == 8);
@@ -62,12 +62,12 @@ class Persistent
     static constexpr bool kGathers = kCluster > 1 && kRows == 8;
     static_assert(!kGathers || kSlices == kCluster, "a slice of k is what one block sends");
 
-    // h in shared memory, twice: a row for each batch row, or [block][row][32 units], as the blocks send it.
+    // h in shared memory, twice: a row for each batch row, or [block][row][32 units], as the blocks send it: a block writes its own part
+    // in place and copies it from there to the others. (A bulk copy from a block to itself is none that compute-sanitizer lets pass.)
     static constexpr int kStride = kGathers ? 64 : column_stride(kSlices);
     static constexpr int kSliceBytes = kGathers ? 64 * kRows : 64;
     static constexpr int kBuffer = kGathers ? kSlices * kSliceBytes : kRows * kStride;
-    static constexpr int kStage = kGathers ? kSliceBytes : 0; // what this block sends, twice
-    static constexpr int kBarriers = 2 * kBuffer + 2 * kStage;
+    static constexpr int kBarriers = 2 * kBuffer;
     static constexpr int kLengths = kBarriers + 16;
 
     static constexpr bool kSplit = kRows <= 2; // a lane has two gates of a cell, else all
@@ -151,9 +151,10 @@ private:
     {
         return shared_ + half * kBuffer;
     }
-    __device__ __forceinline__ unsigned char* stage(int half) const
+    // The part of a buffer that this block computes.
+    __device__ __forceinline__ unsigned char* own_part(int half) const
     {
-        return shared_ + 2 * kBuffer + half * kStage;
+        return buffer(half) + rank_ * kSliceBytes;
     }
     __device__ __forceinline__ uint64_t* barrier(int half) const
     {
@@ -185,9 +186,10 @@ private:
         int const units = static_cast<int>(blockDim.x) / 32 * 4 * kTiles;
         return (args_.hidden + units - 1) / units;
     }
+    // What comes to this block in a step.
     __device__ __forceinline__ int message_bytes() const
     {
-        return kGathers ? live_blocks() * rows_ * 64 : rows_ * args_.hidden * static_cast<int>(sizeof(T));
+        return kGathers ? (live_blocks() - 1) * rows_ * 64 : rows_ * args_.hidden * static_cast<int>(sizeof(T));
     }
 
     __device__ __forceinline__ void prepare(bool product)
@@ -467,9 +469,9 @@ private:
                 a = tile_of(cell) == 1 ? b : a;
             }
             if constexpr (kCell == Cell::kLstm)
-                return lstm_cell<Functions>(x, a, before, limit);
+                return lstm_cell<Fast>(x, a, before, limit);
             else
-                return gru_cell<Functions>(x, a, before, bias, limit);
+                return gru_cell<Fast>(x, a, before, bias, limit);
         }
         else
         {
@@ -485,11 +487,11 @@ private:
                     second = odd ? sums[1][3] : sums[1][2];
                 }
             }
-            first = Functions::sigmoid(clipped(first + x.x, limit)); // i and f, or r and z
+            first = Fast::sigmoid(clipped(first + x.x, limit)); // i and f, or r and z
             if constexpr (kCell == Cell::kLstm)
             {
                 // g in low lanes, o in the others, by one function: tanh(x) = 2 sigmoid(2x) - 1.
-                second = Functions::tanh_or_sigmoid(clipped(second + x.y, limit), lane_.low);
+                second = Fast::tanh_or_sigmoid(clipped(second + x.y, limit), lane_.low);
                 float const other_first = __shfl_xor_sync(kWarp, first, 16);
                 float const other_second = __shfl_xor_sync(kWarp, second, 16);
                 float const i = lane_.low ? first : other_first;
@@ -497,13 +499,13 @@ private:
                 float const g = lane_.low ? second : other_second;
                 float const o = lane_.low ? other_second : second;
                 float const c = f * before.c + i * g;
-                return {o * Functions::tanh(c), c};
+                return {o * Fast::tanh(c), c};
             }
             else
             {
                 // Right in low lanes, which have r and n.
                 float const z = __shfl_xor_sync(kWarp, first, 16);
-                float const n = Functions::tanh(clipped(x.y + first * (second + bias), limit));
+                float const n = Fast::tanh(clipped(x.y + first * (second + bias), limit));
                 return {n + z * (before.h - n), 0.0f};
             }
         }
@@ -604,6 +606,7 @@ private:
                 }
                 float sums[kTiles][4];
                 multiply<T, kSliceBytes>(sums, weights_, column(half));
+                giver.catch_up(*this, s, half);
                 bool const live = s < length;
 #pragma unroll
                 for (int cell = 0; cell < kCount; ++cell)
@@ -614,6 +617,7 @@ private:
                 giver.give(*this, s, half ^ 1, s + 1 < steps, state, live, length);
             }
         }
+        giver.catch_up(*this, steps, steps & 1);
         finish(steps, state);
     }
 
@@ -654,11 +658,14 @@ private:
                     narrow(state[cell].h, *reinterpret_cast<T*>(next + to[cell]));
             }
             __syncthreads();
-            if (from >= 0)
-            {
-                uint4 const v = *reinterpret_cast<uint4 const*>(next + from);
-                *reinterpret_cast<uint4*>(y.at(p.time_of(s, length))) = s < length ? v : make_uint4(0, 0, 0, 0);
-            }
+        }
+        // y of the step before `s`, whose h lies in this half, while the products of `s` are under way.
+        __device__ __forceinline__ void catch_up(Persistent const& p, int s, int half) const
+        {
+            if (from < 0 || s == 0)
+                return;
+            uint4 const v = *reinterpret_cast<uint4 const*>(p.buffer(half) + from);
+            *reinterpret_cast<uint4*>(y.at(p.time_of(s - 1, length))) = s - 1 < length ? v : make_uint4(0, 0, 0, 0);
         }
     };
 
@@ -672,6 +679,7 @@ private:
         bool writes;   // y
         Cursor out;
 
+        __device__ __forceinline__ void catch_up(Persistent const&, int, int) const {}
         __device__ explicit ByWarp(Persistent& p)
         {
             int const lane = p.thread_ % 32;
@@ -698,7 +706,9 @@ private:
         }
     };
 
-    // Eight batch rows: the block gathers its units, then one thread copies them to each block; others take them to y or the next layer.
+    // Eight batch rows: the block gathers its units in its own buffer, then a thread for each other block copies them there; others take
+    // them to y or the next layer. A part is written again two steps later: by then its copies have been read, as what they brought
+    // the other blocks went into what those have sent since.
     struct ByBlock
     {
         bool keeps;   // this lane's cell exists
@@ -710,11 +720,12 @@ private:
         int length;   // of its row
         Cursor out;
 
+        __device__ __forceinline__ void catch_up(Persistent const&, int, int) const {}
         __device__ explicit ByBlock(Persistent& p)
         {
             keeps = p.exists(0);
             cell_at = p.row_of_cell() * kStride + (p.unit_of(0) - p.block_unit0_) * static_cast<int>(sizeof(T));
-            sends = p.block_units_ > 0 && p.thread_ < p.live_blocks();
+            sends = p.block_units_ > 0 && p.thread_ < p.live_blocks() && p.thread_ != p.rank_;
             Remote const there = remote(p.shared_, sends ? p.thread_ : 0);
             to = there + p.rank_ * kSliceBytes;
             at = there + kBarriers;
@@ -732,7 +743,7 @@ private:
         __device__ __forceinline__ void give(
             Persistent& p, int s, int half, bool more, State const (&state)[kCount], bool, int) const
         {
-            unsigned char* const gathered = p.stage(half);
+            unsigned char* const gathered = p.own_part(half);
             if (keeps)
                 narrow(state[0].h, *reinterpret_cast<T*>(gathered + cell_at));
             before_copies_read();
@@ -779,7 +790,7 @@ private:
     }
 };
 
-template <typename T, Cell kCell, typename Functions, int kSlices, int kTiles, int kRows, int kCluster>
+template <typename T, Cell kCell, int kSlices, int kTiles, int kRows, int kCluster>
 __global__ void __launch_bounds__(kPersistentThreads<kSlices, kTiles, kCluster>, 1)
     persistent(__grid_constant__ RecurrentArgs<T> const args)
 {
@@ -788,6 +799,6 @@ __global__ void __launch_bounds__(kPersistentThreads<kSlices, kTiles, kCluster>,
         return;
 #endif
     ONNXFUSE_DYNAMIC_SHARED(shared);
-    Persistent<T, kCell, Functions, kSlices, kTiles, kRows, kCluster>(args, shared).run();
+    Persistent<T, kCell, kSlices, kTiles, kRows, kCluster>(args, shared).run();
 }
 } // namespace onnxfuse

@@ -5,32 +5,28 @@
 
 namespace onnxfuse
 {
-template <typename T, Cell kCell, typename Functions, int kSlices, int kTiles, int kRows, int kCluster>
+template <typename T, Cell kCell, int kSlices, int kTiles, int kRows, int kCluster>
 PersistentKernel<T> persistent_kernel()
 {
-    return {{kSlices, kTiles, kRows, kCluster}, persistent<T, kCell, Functions, kSlices, kTiles, kRows, kCluster>,
-        Persistent<T, kCell, Functions, kSlices, kTiles, kRows, kCluster>::kSharedBytes};
+    return {{kSlices, kTiles, kRows, kCluster}, persistent<T, kCell, kSlices, kTiles, kRows, kCluster>,
+        Persistent<T, kCell, kSlices, kTiles, kRows, kCluster>::kSharedBytes};
 }
 
-template <typename T, Cell kCell, typename Functions>
+template <typename T, Cell kCell>
 PersistentKernel<T> pick_persistent(PersistentShape const& shape)
 {
 #define ONNXFUSE_SHAPE(slices, tiles, rows, cluster)                    \
     if (shape == PersistentShape{slices, tiles, rows, cluster})         \
-        return persistent_kernel<T, kCell, Functions, slices, tiles, rows, cluster>();
+        return persistent_kernel<T, kCell, slices, tiles, rows, cluster>();
     ONNXFUSE_SHAPES
 #undef ONNXFUSE_SHAPE
     return {shape, nullptr, 0};
 }
 
 template <typename T>
-PersistentKernel<T> find_persistent(PersistentShape const& shape, bool gru, bool fast)
+PersistentKernel<T> find_persistent(PersistentShape const& shape, bool gru)
 {
-#ifdef ONNXFUSE_FAST
-    if (fast)
-        return gru ? pick_persistent<T, Cell::kGru, Fast>(shape) : pick_persistent<T, Cell::kLstm, Fast>(shape);
-#endif
-    return gru ? pick_persistent<T, Cell::kGru, Approximate>(shape) : pick_persistent<T, Cell::kLstm, Approximate>(shape);
+    return gru ? pick_persistent<T, Cell::kGru>(shape) : pick_persistent<T, Cell::kLstm>(shape);
 }
 
 template <typename T, Cell kCell>

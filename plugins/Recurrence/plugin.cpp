@@ -33,7 +33,7 @@ struct Tactic
 {
     int variant, rows, cluster;
 };
-constexpr Tactic kTactics[] = {{kRecurrenceSteps, 0, 0}, {kRecurrenceGrid, 0, 0}, {kRecurrenceIndependent, 1, 0},
+constexpr Tactic kTactics[] = {{kRecurrenceSteps, 0, 0}, {kRecurrenceGrid, 0, 0}, {kRecurrenceIndependent, 1, 0}, // hidden up to 64
     {kRecurrenceIndependent, 2, 0}, {kRecurrenceIndependent, 4, 0}, {kRecurrenceIndependent, 8, 0}, {kRecurrenceCluster, 0, 8},
     {kRecurrenceCluster, 0, 16}, {kRecurrenceResident, 0, 0}};
 constexpr int kTacticCount = static_cast<int>(sizeof kTactics / sizeof kTactics[0]);

@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(__grid_constant_
                 State const old = states[cell];
                 State next;
                 if constexpr (kCell == Cell::kLstm)
-                    next = lstm_cell<Approximate>(x, a, old, args.limit);
+                    next = lstm_cell<Fast>(x, a, old, args.limit);
                 else
-                    next = gru_cell<Approximate>(x, a, old, reset_bias(bias, args.hidden, unit), args.limit);
+                    next = gru_cell<Fast>(x, a, old, reset_bias(bias, args.hidden, unit), args.limit);
                 int const length = length_of(row);
                 bool const live = s < length;
                 next = live ? next : old;

@@ -266,14 +266,14 @@ private:
 
 // Several steps, all blocks resident.
 template <typename T, Cell kCell, int kRows>
-__global__ void __launch_bounds__(kStepThreads) all_steps(__grid_constant__ StepArgs<T> const args)
+__global__ void __launch_bounds__(kStepThreads, 2) all_steps(__grid_constant__ StepArgs<T> const args)
 {
     Steps<T, kCell, kRows>(args).run(0, args.steps);
 }
 
 // Part 0: the first h and c; 1: GRU's gates where the reset gate comes first; 2: the step.
 template <typename T, Cell kCell, int kRows>
-__global__ void __launch_bounds__(kStepThreads) one_step(__grid_constant__ StepArgs<T> const args, int s, int part)
+__global__ void __launch_bounds__(kStepThreads, 2) one_step(__grid_constant__ StepArgs<T> const args, int s, int part)
 {
     Steps<T, kCell, kRows> steps(args);
     if (part == 0)

@@ -223,6 +223,34 @@ def test_one_file_takes_one_output(refuses, model: Path):
     refuses("optimize", "model.onnx", "--report", "a.json", "--report", "./a.json", status=2, words=("--report",))
 
 
+def test_a_report_does_not_take_the_place_of_weights(refuses, tmp_path: Path):
+    (tmp_path / "weights.bin").write_bytes(bytes(64 * 64 * 4))
+    with_external_data(tmp_path, "weights.bin")
+    command = ("optimize", "external.onnx", "-o", "out.onnx", "--report")
+    refuses(*command, "weights.bin", status=2, words=("--report weights.bin", "weights"))
+    refuses(*command, "out.onnx.data", status=2, words=("--report out.onnx.data", "weights of out.onnx"))
+    assert (tmp_path / "weights.bin").read_bytes() == bytes(64 * 64 * 4)
+
+
+@pytest.mark.parametrize("command", ["optimize --plan", "optimize --data", "bisect --plan", "compare --data"])
+def test_a_pipe_is_no_input(refuses, model: Path, tmp_path: Path, command: str):
+    """It would be waited for, and /dev/zero has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    verb, option = command.split()
+    others = ["model.onnx"] if verb == "compare" else []
+    refuses(verb, "model.onnx", *others, option, "pipe", status=2, words=("pipe", "ordinary file"))
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "a" * 300 + ".onnx"], ids=["empty", "here", "root", "long"])
+@pytest.mark.parametrize("command", ["optimize", "inspect", "bisect", "compare", "build-engine"])
+def test_a_path_that_names_no_file(refuses, command: str, path: str):
+    refuses(command, path, status=2)
+
+
+def test_a_size_in_superscript_is_none(refuses, model: Path):
+    refuses("optimize", "model.onnx", "--dims", "batch=\u00b2", status=2, words=("NAME=N",))
+
+
 def test_a_link_is_followed(run_cli, model: Path, tmp_path: Path):
     (tmp_path / "real").mkdir()
     for name in ("out.onnx", "report.json"):
@@ -245,6 +273,67 @@ def test_undo_takes_no_option_that_it_would_ignore(refuses, model: Path, idle: t
 
 def test_keeping_float32_needs_a_conversion(refuses, model: Path):
     refuses("optimize", "model.onnx", "--keep-fp32", "norm", status=2, words=("--keep-fp32 norm", "--precision"))
+
+
+def test_a_fusion_is_not_both_wanted_and_left_out(refuses, model: Path):
+    refuses("optimize", "model.onnx", "--only", "gelu", "--skip", "gelu", status=2, words=("--only gelu", "--skip gelu", "leave one"))
+
+
+@pytest.mark.parametrize("idle", [("--memory", "64"), ("--no-truth",)], ids=lambda idle: idle[0])
+def test_what_only_layers_reads_is_refused_without_it(refuses, model: Path, idle: tuple[str, ...]):
+    refuses("compare", "model.onnx", "model.onnx", *idle, status=2, words=(idle[0], "--layers"))
+
+
+@pytest.mark.parametrize("command", [("compare", "model.onnx"), ("bisect",)], ids=lambda command: command[0])
+@pytest.mark.parametrize("option", ["--rtol", "--atol"])
+@pytest.mark.parametrize("limit", ["inf", "nan", "-1"])
+def test_a_tolerance_is_a_finite_number(refuses, model: Path, command: tuple[str, ...], option: str, limit: str):
+    refuses(*command, "model.onnx", option, limit, status=2, words=(option,))
+
+
+def test_a_link_to_the_reference_is_said_to_be_the_same_file(run_cli, refuses, model: Path, tmp_path: Path):
+    (tmp_path / "link.onnx").symlink_to("model.onnx")
+    done = run_cli("compare", "model.onnx", "link.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "the same file as the reference" in " ".join(done.stdout.split())
+    refuses("compare", "model.onnx", "model.onnx", "link.onnx", status=2, words=("named twice",))
+
+
+def test_a_report_of_compare_needs_the_folder_that_it_goes_into(refuses, run_cli, model: Path, tmp_path: Path):
+    refuses("compare", "model.onnx", "model.onnx", "--report", "no/deep/er", status=2, words=("--report no/deep/er", "there is no folder"))
+    (tmp_path / "file").touch()
+    refuses("compare", "model.onnx", "model.onnx", "--report", "file", status=2, words=("--report file", "it is a file"))
+    refuses("compare", "model.onnx", "model.onnx", "--report", "new", "--dims", "nobody=2", status=2)  # nothing is made for nothing
+    assert run_cli("compare", "model.onnx", "model.onnx", "--report", "new").returncode == 0
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["report.html", "report.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "help_of"),
+    [
+        (("compare", "--rtol"), "onnxfuse compare"),
+        (("export", "triton", "--name"), "onnxfuse export triton"),
+        (("report", "diff", "--nonsense"), "onnxfuse report diff"),
+    ],
+)
+def test_wrong_usage_names_the_help_of_its_command(refuses, command: tuple[str, ...], help_of: str):
+    refuses(*command, status=2, words=(f"see `{help_of} --help`",))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "optimize gone", "explain gone", "compare gone", "bisect gone", "build-engine gone", "inspect gone", "report gone",
+        "export triton gone models", "optimize model.onnx --plan gone", "optimize model.onnx --data gone.npz",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_there_is_said_in_the_same_words(refuses, model: Path, command: str):
+    refuses(*command.split(), status=2, words=("gone", ": no such file; "))
+
+
+def test_a_file_of_another_kind_is_no_engine(refuses, model: Path, tmp_path: Path):
+    (tmp_path / "letter.json").write_text("{}")
+    refuses("inspect", "letter.json", status=2, words=("letter.json: no engine", "an ONNX model, or the folder of a kit"))
 
 
 def test_output_over_the_input_is_whole_or_untouched(run_cli, model: Path):

@@ -17,16 +17,16 @@ WON, LOST = Interval(1.1, 1.05, 1.2), Interval(0.9, 0.8, 0.95)
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store: two fusions on two GPUs, and one that no version knows."""
+    """A store: two fusions on two GPUs of which no verdicts ship, and one that no version knows."""
     path = tmp_path / "verdicts.json"
     monkeypatch.setenv("ONNXFUSE_VERDICTS", str(path))
     ms = Interval(0.43, 0.42, 0.44)
-    like = Verdict("skip_layernorm", "bert", 128, 768, "float16", "h200", "580.1", "10.6.0", ms, ms, WON, "2026-11-30T01:02:03Z")
+    like = Verdict("skip_layernorm", "bert", 128, 768, "float16", "h100", "580.1", "10.6.0", ms, ms, WON, "2026-11-30T01:02:03Z")
     store.add(
         [
             like,
             replace(like, tensorrt="11.2.0", ratio=LOST),
-            replace(like, fusion="bias_gelu", variant="tanh", gpu="l4", ratio=LOST),
+            replace(like, fusion="skip_rmsnorm", variant="tanh", gpu="l4", ratio=LOST),
             replace(like, fusion="old_fusion", model="a\nb\x1b[31m"),
         ]
     )
@@ -38,16 +38,16 @@ def test_the_table_and_the_advice(run_cli, file: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "skip_layernorm 128 x 768 float16 won: 1.100 (1.050 to 1.200) bert here, 2026-11-30" in lines
-    assert "bias_gelu (tanh) 128 x 768 float16 lost: 0.900 (0.800 to 0.950) bert here, 2026-11-30" in lines
-    assert "h200, TensorRT 11.2.0" in lines
-    assert "skip_layernorm: won on h200 with TensorRT 10.6.0, and nothing any more with 11.2.0: retire it there" in lines
-    assert "bias_gelu: never won anywhere, in 1 measurement: leave it to TensorRT" in lines
+    assert "skip_rmsnorm (tanh) 128 x 768 float16 lost: 0.900 (0.800 to 0.950) bert here, 2026-11-30" in lines
+    assert "h100, TensorRT 11.2.0" in lines
+    assert "skip_layernorm: won on h100 with TensorRT 10.6.0, and nothing any more with 11.2.0: retire it there" in lines
+    assert "skip_rmsnorm: never won anywhere, in 1 measurement: leave it to TensorRT" in lines
     assert any(line.startswith("old_fusion: no such fusion in this version") for line in lines)
     assert "\x1b" not in done.stdout
 
 
 def test_json_and_filters(run_cli, file: Path) -> None:
-    done = run_cli("verdicts", "--json", "--gpu", "H200", "--fusion", "skip_layernorm")
+    done = run_cli("verdicts", "--json", "--gpu", "H100", "--fusion", "skip_layernorm")
     found = json.loads(done.stdout)
     assert [(row["tensorrt"], row["outcome"], row["origin"]) for row in found["verdicts"]] == [
         ("10.6.0", "won", "here"),
@@ -56,7 +56,7 @@ def test_json_and_filters(run_cli, file: Path) -> None:
     assert [one["kind"] for one in found["advice"]] == ["retire"]
     assert found["file"] == str(file)
     everything = json.loads(run_cli("verdicts", "--json").stdout)
-    assert len(everything["verdicts"]) == 4
+    assert len([row for row in everything["verdicts"] if row["origin"] == "here"]) == 4
     assert run_cli("verdicts", "--json", "--fusion", "old_fusion").returncode == 0
 
 
@@ -65,16 +65,15 @@ def test_forgetting_by_filter(run_cli, file: Path) -> None:
     assert run_cli("verdicts", "forget", "--gpu", "l4").stdout == "0 verdicts forgotten\n"
     assert run_cli("verdicts", "forget", "--fusion", "old_fusion").stdout == "1 verdict forgotten\n"
     assert len(store.load().here) == 2
-    assert run_cli("verdicts", "forget", "--all").stdout == "2 verdicts forgotten\n"
+    assert run_cli("verdicts", "forget", "--all").stdout.startswith("2 verdicts forgotten")
     assert store.load().here == ()
-    assert "no verdicts" in run_cli("verdicts").stdout
 
 
 def test_a_broken_store_is_one_warning_each_and_no_failure(run_cli, file: Path) -> None:
     file.write_text("{")
     done = run_cli("verdicts", "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["verdicts"] == []
+    assert [row for row in json.loads(done.stdout)["verdicts"] if row["origin"] == "here"] == []
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning", "warning"]
     assert "set aside as verdicts.json.broken-" in done.stderr
     assert run_cli("verdicts").stderr == ""

@@ -136,13 +136,16 @@ def test_engine_manifest_and_cache_are_written(tmp_path: Path, instant: list[trt
     assert Manifest.from_json(path_of(out).read_text()) == manifest
     assert (manifest.gpu, manifest.sm, manifest.tensorrt, manifest.plugins) == ("NVIDIA H200", 90, "10.6.0", None)
     assert manifest.inputs[0].max == (8, 5, 64)
+    assert manifest.timing_cache == "t.cache"
     assert manifest.warnings == ("careful",)
     (order,) = instant
     assert order.profiles == {"x": ((1, 5, 64), (2, 5, 64), (8, 5, 64))}
     assert order.libraries == ()
     assert order.cache == b""
-    building.build(model, out, shapes=["x:1x5x64"], timing_cache=cache, use_plugins=False)
+    building.build(model, out, shapes=["x:1x5x64"], timing_cache=cache, use_plugins=False, level=1)
     assert instant[1].cache == b"new cache"
+    assert [order.level for order in instant] == [None, 1]
+    assert building.build(model, out, shapes=["x:1x5x64"], use_plugins=False).timing_cache is None
 
 
 def test_without_a_folder_nothing_is_built(tmp_path: Path, instant: list[trt.Order]) -> None:

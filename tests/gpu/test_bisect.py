@@ -6,7 +6,6 @@ One library holds both faults, each for rows of one width, so that it is compile
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.conftest import with_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAST_A_ROW, INTERMITTENT = 72, 40  # widths
@@ -34,7 +35,7 @@ FAULTS = {
 
 
 def model() -> onnx.ModelProto:
-    """x [8, 64] -> y: Add + LayerNormalization of widths 72, 40 and 64, and MatMul + bias + GELU of width 64."""
+    """x [2, 4, 64] -> y: Add + LayerNormalization of widths 72, 40 and 64, and MatMul + bias + GELU of width 64."""
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
@@ -60,7 +61,7 @@ def model() -> onnx.ModelProto:
     shifted = op("Add", "shifted", op("Erf", "erf", op("Div", "scaled", biased, constant("root2", 2**0.5))), constant("one", 1.0))
     gelu = op("Mul", "gelu", op("Mul", "doubled", biased, shifted), constant("half", 0.5))
     norm("y", gelu, "x", 64)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in "xy"]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4, 64]) for name in "xy"]
     graph = helper.make_graph(nodes, "widths", values[:1], values[1:], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -84,7 +85,7 @@ def bisect(package: Path, folder: Path, *arguments: str) -> tuple[subprocess.Com
     onnx.save(model(), folder / "model.onnx")
     done = subprocess.run(
         [sys.executable, "-m", "onnxfuse", "bisect", str(folder / "model.onnx"), "--tensorrt", "-o", str(folder / "found"), *arguments],
-        cwd=package, env={**os.environ, "PYTHONPATH": str(package)}, capture_output=True, text=True, timeout=900, check=False,
+        cwd=package, env=with_path(package), capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     print(done.stdout, done.stderr)
     report = folder / "found" / "bisect.json"

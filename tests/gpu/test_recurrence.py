@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import recurrence_cases
 from onnxfuse import plugins
 from onnxfuse.errors import OnnxfuseError
 
@@ -71,7 +72,7 @@ def test_all_options(dtype: str, cell: int, launcher: Any, memory: Any) -> None:
 @pytest.mark.parametrize("cell", [LSTM, GRU], ids=["lstm", "gru"])
 def test_every_variant(cell: int, dtype: str, launcher: Any, memory: Any) -> None:
     options = {"states": True, "lengths": True, "layers": 2}
-    for variant in (recurrences.STEPS, recurrences.GRID, recurrences.INDEPENDENT, recurrences.CLUSTER, recurrences.RESIDENT):
+    for variant in (recurrences.STEPS, recurrences.INDEPENDENT, recurrences.CLUSTER, recurrences.RESIDENT):
         case = Case(cell, dtype, 40, 10, 64, 128, variant=variant, **options)
         small = {"dtype": 1, "directions": 1, "layers": 2, "steps": 1, "batch": 1, "width": 8, "hidden": 128}
         if launcher.variant(recurrences.Problem(**small, variant=variant)) < 0:
@@ -92,3 +93,20 @@ def test_layers_as_a_wavefront(cell: int, dtype: str, launcher: Any, memory: Any
 def test_a_thousand_steps_of_large_weights(cell: int, dtype: str, launcher: Any, memory: Any) -> None:
     for hidden in (128, 256, 512):
         recurrences.check(launcher, memory, Case(cell, dtype, 1000, 2, 64, hidden, trained=3.0), kernels)
+
+
+@HALVES
+def test_what_the_benchmark_times(dtype: str, launcher: Any, memory: Any) -> None:
+    """The benchmark's own reference, by torch in float32."""
+    torch = pytest.importorskip("torch")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for sizes in recurrence_cases.RECURRENCES:
+        case = recurrence_cases.recurrence(launcher.library, dtype, sizes)
+        read, written = (
+            [torch.randn(count, device="cuda").to(getattr(torch, dtype)) for count in counts] for counts in (case.reads, case.writes)
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        assert case.launch([tensor.data_ptr() for tensor in read], [tensor.data_ptr() for tensor in written], stream) == kernels.SUCCESS
+        (want,) = case.reference([tensor.float() for tensor in read])
+        error = (written[0].float() - want.reshape(-1)).abs().max().item()
+        assert error < (4e-3 if dtype == "float16" else 3e-2), f"{sizes}: {error}"

@@ -56,10 +56,10 @@ def test_release(text: str, expected: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "outcome"),
-    [(1.006, 1.01, "won"), (1.002, 1.004, "draw"), (0.99, 1.2, "draw"), (0.99, 1.0, "draw"), (0.9, 0.999, "lost")],
+    [(1.006, 1.01, "won"), (1.002, 1.004, "draw"), (0.99, 1.2, "draw"), (0.99, 1.0, "draw"), (0.9, 0.999, "draw"), (0.9, 0.994, "lost")],
 )
 def test_outcome(low: float, high: float, outcome: str) -> None:
-    """Two builds of one model differ by up to half a percent: less is no win."""
+    """Two builds of one model differ by up to half a percent: less is neither a win nor a loss."""
     assert verdict(low, high).outcome == outcome
 
 

@@ -55,14 +55,6 @@ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint
     emulator::wait_for_warp();
 }
 
-inline float exp2_approximate(float x)
-{
-    return std::exp2(x);
-}
-inline float reciprocal_approximate(float x)
-{
-    return 1.0f / x;
-}
 inline float tanh_approximate(float x)
 {
     return std::tanh(x);
@@ -133,19 +125,28 @@ inline void barrier_wait(uint64_t* barrier, int parity, Patience& patience, int 
 }
 inline void send(Remote to, Remote barrier, uint32_t a, uint32_t b)
 {
-    uint32_t const words[2] = {a, b};
-    std::memcpy(to.address, words, sizeof words);
-    auto& at = *reinterpret_cast<Barrier*>(barrier.address);
-    at.bytes -= static_cast<int32_t>(sizeof words);
-    at.settle();
+    emulator::later([=] {
+        uint32_t const words[2] = {a, b};
+        std::memcpy(to.address, words, sizeof words);
+        auto& at = *reinterpret_cast<Barrier*>(barrier.address);
+        at.bytes -= static_cast<int32_t>(sizeof words);
+        at.settle();
+    });
 }
 inline void before_copies_read() {}
 inline void copy_to_block(Remote to, void const* from, int bytes, Remote barrier)
 {
-    std::memcpy(to.address, from, static_cast<size_t>(bytes));
-    auto& at = *reinterpret_cast<Barrier*>(barrier.address);
-    at.bytes -= bytes;
-    at.settle();
+    if (emulator::in_own_shared(to.address) || emulator::in_own_shared(barrier.address) || bytes <= 0 || bytes % 16 != 0)
+    {
+        std::fprintf(stderr, "a bulk copy of %d bytes from a block to itself, or of no multiple of 16\n", bytes);
+        std::abort();
+    }
+    emulator::later([=] {
+        std::memcpy(to.address, from, static_cast<size_t>(bytes));
+        auto& at = *reinterpret_cast<Barrier*>(barrier.address);
+        at.bytes -= bytes;
+        at.settle();
+    });
 }
 inline void let_next_start() {}
 inline void wait_for_previous() {}

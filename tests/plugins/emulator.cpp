@@ -1,5 +1,6 @@
 #include "emulator.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
@@ -65,6 +66,7 @@ std::vector<Thread> threads;
 std::vector<Group> warps;
 std::vector<Group> clusters;
 std::vector<Block> blocks;
+std::vector<std::function<void()>> pending;
 Thread* current = nullptr;
 std::function<void()> const* body = nullptr;
 int blocks_of_cluster = 1;
@@ -154,6 +156,17 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
 }
 
+bool in_own_shared(unsigned char const* p)
+{
+    std::vector<unsigned char> const& own = current->block->shared;
+    return p >= own.data() && p < own.data() + own.size();
+}
+
+void later(std::function<void()> act)
+{
+    pending.push_back(std::move(act));
+}
+
 // Runs the current thread until it yields.
 static void go_on()
 {
@@ -202,6 +215,18 @@ static void run_blocks()
     static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
     {
+        for (size_t i = 0; i < pending.size();)
+        {
+            if (chance() % 4 != 0)
+            {
+                ++i;
+                continue;
+            }
+            std::function<void()> const act = std::move(pending[i]);
+            pending[i] = std::move(pending.back());
+            pending.pop_back();
+            act();
+        }
         for (int i = 0; i < count; ++i)
         {
             if (i % 32 == 0 && blocks.size() > 1 && chance() % 4 == 0)
@@ -217,6 +242,11 @@ static void run_blocks()
             go_on();
             left -= current->done;
         }
+    }
+    if (!pending.empty())
+    {
+        std::fprintf(stderr, "%zu copies are under way when the kernel ends\n", pending.size());
+        std::abort();
     }
 }
 

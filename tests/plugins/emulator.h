@@ -15,7 +15,6 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __noinline__
 #define ONNXFUSE_EMULATED
 
 #include <cuda_runtime_api.h>
@@ -59,6 +58,10 @@ int setting(char const* name, int otherwise);
 unsigned char* dynamic_shared();
 // The same place in the dynamic shared memory of the block of that rank in the cluster.
 unsigned char* remote_shared(unsigned char* here, int rank);
+// Whether that is in the dynamic shared memory of this block.
+bool in_own_shared(unsigned char const* p);
+// What the hardware does in the background: some time after this call, in any order, and before the kernel ends.
+void later(std::function<void()> act);
 } // namespace emulator
 
 inline void __syncthreads()

@@ -13,41 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.recurrence_cases import Problem
+
 Array = npt.NDArray[Any]
-MOST_LAYERS = 8
 LSTM, GRU, GRU_RESET_FIRST = 0, 1, 2
 AUTOMATIC, STEPS, GRID, INDEPENDENT, CLUSTER, RESIDENT = range(6)
 NOT_SUPPORTED = 801
-
-
-class Layer(ctypes.Structure):
-    """OnnxfuseRecurrentLayer."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("input_weights", "weights", "bias", "h0", "c0", "h_last", "c_last")]
-
-
-class Problem(ctypes.Structure):
-    """OnnxfuseRecurrence."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("dtype", "cell", "directions", "reversed", "layers", "steps", "batch", "width", "hidden")),
-        ("clip", ctypes.c_float),
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("x_step", "x_row")),
-        ("lengths", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("y_step", "y_direction", "y_row", "state_direction", "state_row")),
-        ("layer", Layer * MOST_LAYERS),
-        *((name, ctypes.c_int32) for name in ("variant", "rows", "cluster", "wavefront", "fast", "serial")),
-        ("fault", ctypes.c_void_p),
-    ]
 
 
 class Launcher:
     """The launcher of a library, by ctypes."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        self.library = library = ctypes.CDLL(str(path))
         self._workspace = library.onnxfuse_recurrence_workspace
         self._workspace.restype = ctypes.c_size_t
         self._most = library.onnxfuse_recurrence_workspace_up_to

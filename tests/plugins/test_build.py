@@ -76,14 +76,16 @@ def test_library_is_compiled_whole(sm: int, library: Callable[[int], plugins.Lib
 def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) -> None:
     kernels = library(sm).kernels
     stems = {use.name.split("<")[0] for use in kernels}
-    rows = {"skip_layernorm", "skip_rmsnorm", "bias_gelu"}
-    assert rows <= stems
+    recurrent = {"persistent", "resident", "all_steps", "one_step", "project", "project_float"}
+    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "encode", *recurrent}
     assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
     for use in kernels:
         assert use.sm == sm
-        if use.name.split("<")[0] in rows:
-            assert (use.spill_stores, use.spill_loads, use.stack) == (0, 0, 0), use
-            assert 0 < use.registers <= 128, use
+        if use.name.split("<")[0] == "encode":  # the sources say how much of it may spill
+            continue
+        assert (use.spill_stores, use.spill_loads, use.stack) == (0, 0, 0), use
+        # One block a multiprocessor holds its weights in registers; the others need several blocks to hide their loads.
+        assert 0 < use.registers <= (255 if use.name.split("<")[0] in recurrent else 128), use
 
 
 def test_operators_are_those_that_the_sources_create() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onnxfuse.report import html
+from onnxfuse.report import html, summary
 from tests.report import sample
 
 
@@ -56,6 +56,24 @@ def test_hostile_names_stay_text(report: dict[str, Any]) -> None:
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert "<img src=x onerror=alert(2)>" in page.text  # shown as it is
     assert "{{ 7*7 }}" in page.text
+
+
+def test_a_name_that_fills_a_page_loses_its_middle() -> None:
+    name = "start" + "x" * 5000 + "end"
+    shown = summary.visible(f"output {name} differs")
+    assert re.fullmatch(r"output startx+…x+end differs", shown)
+    assert len(shown) < 220
+    assert summary.visible("x" * 400) == "x" * 400
+
+
+def test_an_output_of_nan_uses_no_share_of_the_tolerance_but_all_of_it() -> None:
+    report = sample.compare(1.0)
+    report["others"] = report["others"][:1]
+    metrics = next(iter(report["others"][0]["check"]["outputs"].values()))
+    metrics |= {"agrees": False, "used": None, "reason": "NaN on one side only"}
+    assert summary.worst_used(report["others"][0]["check"]) == "over"
+    assert summary.worst_used({"outputs": {"a": {"used": 0.25}, "b": {}}}) == "25 %"
+    assert re.search(r"over\s*of the tolerance used", Page(html.page(report)).text)
 
 
 def test_a_name_does_not_turn_the_text_around() -> None:

@@ -16,9 +16,11 @@ import pytest
 from onnxfuse.bench import child
 from onnxfuse.commands import bisect as command
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.verify import engine_process
 from onnxfuse.verify.bisect import engines, words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
+from tests.gpu.test_bisect import model as widths
 from tests.verify import plants
 
 Process = Callable[..., tuple[int, str]]
@@ -30,12 +32,17 @@ def runtime() -> Iterator[Runtime]:
         yield started
 
 
+def folder_of(arguments: Sequence[str]) -> Path:
+    """Where the outputs of an order go."""
+    return Path(json.loads(Path(arguments[1]).read_text())["out"]).parent
+
+
 def process(runtime: Runtime, faulty: Callable[[str], bool] = lambda name: False, crash: bool = False) -> Process:
     """Does what the process does, with onnxruntime for TensorRT, and every plugin node called so a wrong epsilon."""
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         module, request = arguments
-        assert module == "onnxfuse.verify.bisect.engines"
+        assert module == "onnxfuse.verify.engine_process"
         order = json.loads(Path(request).read_text())
         model = onnx.load(order["model"])
         wrong = [node for node in model.graph.node if node.domain == "onnxfuse" and faulty(node.name)]
@@ -70,6 +77,39 @@ def test_runs_of_one_engine_are_made_together(tmp_path: Path, runtime: Runtime, 
     assert len(calls) == 1
     made.run(fused, feeds)
     assert len(calls) == 2
+
+
+def test_the_engines_of_the_last_models_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their content, whatever the file is called."""
+    built: list[str] = []
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        order = json.loads(Path(arguments[1]).read_text())
+        if not Path(order["engine"]).exists():
+            built.append(Path(order["model"]).stem)
+            Path(order["engine"]).write_bytes(b"")
+        np.savez(f"{order['out']}.0.0.npz", y=np.zeros(1))
+        return 0, ""
+
+    monkeypatch.setattr(child, "run", run)
+    made, feeds = Engines(tmp_path, 1), [{"x": np.zeros((1, 2), np.float32)}]
+
+    def ask(name: str, content: str) -> None:
+        path = tmp_path / f"{name}.onnx"
+        path.write_text(content)
+        made.run(path, feeds)
+
+    ask("a", "one")
+    ask("b", "two")
+    ask("c", "one")
+    assert built == ["a", "b"]
+    for number in range(engines.KEPT - 1):
+        ask(f"more{number}", f"more {number}")
+    ask("c", "one")  # used later than b
+    assert built == ["a", "b", *(f"more{number}" for number in range(engines.KEPT - 1))]
+    ask("b", "two")
+    assert built[-1] == "b"
+    assert len(list(tmp_path.glob("*.engine"))) == engines.KEPT
 
 
 def test_an_engine_that_is_not_built_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +170,7 @@ def test_an_intermittent_plugin_is_told_with_how_often(tmp_path: Path, runtime: 
         plants.node(model, name).input[1] = plants.node(model, name).input[1].replace("l0", "l1")
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
-        folder = Path(arguments[1]).parent
+        folder = folder_of(arguments)
         right(arguments, timeout, watch)
         kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
         done = wrong(arguments, timeout, watch)
@@ -171,7 +211,7 @@ def test_engines_that_are_wrong_without_plugins_too_accuse_none(tmp_path: Path, 
 
     def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
         done = process(runtime)(arguments, timeout, watch)
-        for path in Path(arguments[1]).parent.glob("outputs.*.npz"):
+        for path in folder_of(arguments).glob("outputs.*.npz"):
             np.savez(path, y=-np.load(path)["y"])
         return done
 
@@ -202,21 +242,45 @@ def test_the_process_builds_once_and_writes_every_run(
         def __exit__(self, *about: object) -> None:
             pass
 
-        def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        def run_each(self, feeds: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             assert feeds["x"].dtype == np.float16
             self.count += 1
-            return {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "b": feeds["x"].astype(ml_dtypes.bfloat16)}
+            yield from {"y": feeds["x"] + np.float16(self.count), "n": np.arange(2), "/b": feeds["x"].astype(ml_dtypes.bfloat16)}.items()
 
     monkeypatch.setattr(build, "build", lambda *places, **names: asked.append(signature.bind(*places, **names).arguments))
     monkeypatch.setattr(run.Engine, "load", lambda path: Loaded())
     np.savez(tmp_path / "feed0.npz", x=np.ones(4, np.float32))
     order = {"model": "m.onnx", "engine": "e.engine", "shapes": ["x:4"], "cache": "c", "feeds": [str(tmp_path / "feed0.npz")], "runs": 3}
     (tmp_path / "order.json").write_text(json.dumps({**order, "out": str(tmp_path / "outputs")}))
-    engines.main(str(tmp_path / "order.json"))
+    engine_process.main(str(tmp_path / "order.json"))
     assert len(asked) == 1
     assert (asked[0]["model"], asked[0]["out"], asked[0]["shapes"]) == (Path("m.onnx"), Path("e.engine"), ["x:4"])
     assert f"{child.STEP}run" in capfd.readouterr().out
     for turn in range(3):
         with np.load(tmp_path / f"outputs.{turn}.0.npz") as data:
-            assert {name: data[name].dtype.name for name in data.files} == {"y": "float32", "n": "int64", "b": "float32"}
+            assert {name: data[name].dtype.name for name in data.files} == {"y": "float16", "n": "int64", "/b": "float32"}
             np.testing.assert_array_equal(data["y"], np.full(4, 2.0 + turn))
+
+
+def test_most_of_few_plugins_are_faulty(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests/gpu/test_bisect.py plants in CUDA: of three norms one is always wrong and one in every other run."""
+    onnx.save(widths(), tmp_path / "model.onnx")
+    always = process(runtime, lambda name: name == "skip_layernorm")
+    at_times = process(runtime, lambda name: name in ("skip_layernorm", "skip_layernorm_1"))
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        folder = folder_of(arguments)
+        always(arguments, timeout, watch)
+        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
+        done = at_times(arguments, timeout, watch)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+        return done
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(command, "_require_gpu", lambda: None)
+    report = command.of_sites(dataclasses.replace(wanted(tmp_path / "model.onnx", tmp_path), feeds=None, repeats=8), lambda text: None)
+    assert report["sites"] == 4
+    found = {cause["sites"][0]["outputs"][0]: (cause["kind"], cause["flips"], cause["runs"]) for cause in report["causes"]}
+    assert found == {"norm72": ("site", 8, 8), "norm40": ("site", 4, 8)}
+    assert report["reproduction"]["steps"] == 0

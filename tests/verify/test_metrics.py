@@ -162,6 +162,28 @@ def test_kinds_that_differ(got: object, want: object, reason: str) -> None:
     found = measure(got, want)
     assert not found.agrees
     assert found.reason == reason
+    assert np.isinf([found.max_abs, found.relative_rms, found.used]).all()  # an error of 0 would read as no error
+    assert np.isnan(found.cosine)
+
+
+def test_where_nothing_is_finite_on_both_sides_there_is_no_figure() -> None:
+    want = normal(9)
+    for wrong in (np.nan, np.inf):
+        found = measure(np.full_like(want, wrong), want)
+        assert not found.agrees
+        assert np.isinf([found.max_abs, found.max_rel, found.relative_rms, found.normalised, found.ulp]).all()
+        assert np.isnan(found.cosine)
+        assert np.isnan(worst([measure(want, want), found]).cosine)
+        some = want.copy()
+        some[0] = wrong
+        assert measure(some, want).max_abs == 0  # the eight others are equal
+    same = np.full(9, np.nan, np.float32)
+    assert (measure(same, same.copy()).max_abs, measure(same, same.copy()).cosine) == (0, 1)
+
+
+def test_integers_that_differ_have_a_norm_of_error() -> None:
+    assert measure(np.array([3, 0], np.int64), np.array([3, 4], np.int64)).relative_rms == pytest.approx(0.8)
+    assert np.isinf(measure(np.array([1], np.int64), np.array([0], np.int64)).relative_rms)
 
 
 def test_integers_are_exact_beyond_float64() -> None:

@@ -60,14 +60,18 @@ if (data.tensors) {
     const ways = WAYS.filter(([key]) => tensor[key]).map(([key, title]) => ({ i, tensor, way: title, y: value(tensor[key]) }));
     return ways.length ? ways : [{ i, tensor, way: "compared", y: value(tensor) }];
   }).filter((point) => point.y !== null);
+  // One node by itself, on the reference's inputs: no line, as none of these hangs on the one before.
+  const ALONE = "alone";
+  const apart = () => data.tensors.map((tensor, i) => ({ i, tensor, way: ALONE, y: value(tensor.alone) })).filter((point) => point.y !== null);
   const redraw = chart("chart-tensors", (width) => {
-    const all = points();
+    const run = points(), alone = apart(), all = [...run, ...alone];
     const least = d3.min(all.filter((p) => p.y > 0), (p) => p.y) ?? 1e-9;
     const floor = least / 9; // where "no difference" stands
     const most = d3.max(all, (p) => p.y) || 1e-8;
     for (const p of all) p.shown = p.y > 0 ? p.y : floor;
     const marked = data.tensors.map((tensor, i) => ({ tensor, i })).filter(({ tensor }) => tensor.fusion);
-    const bad = all.filter((p) => p.tensor.agrees === false && (p.way === "compared" || p.way === "fused"));
+    const bad = run.filter((p) => p.tensor.agrees === false && (p.way === "compared" || p.way === "fused" || !p.tensor.fused));
+    const wrong = alone.filter((p) => p.tensor.alone.agrees === false);
     const colour = { domain: [...WAYS.map((w) => w[1]), "compared"], range: [...WAYS.map((w) => w[2]), "var(--w2)"] };
     return Plot.plot({
       ...base, width, height: 340, marginLeft: 62, marginRight: 14, marginBottom: 44, marginTop: 24,
@@ -78,27 +82,31 @@ if (data.tensors) {
         Plot.ruleX(marked, { x: "i", stroke: (m) => colourOf(m.tensor.fusion), strokeWidth: Math.max(2, Math.min(12, width / data.tensors.length - 1)), strokeOpacity: 0.14 }),
         all.some((p) => p.y === 0) ? Plot.ruleY([floor], { stroke: "var(--line)" }) : null,
         all.some((p) => p.y === 0) ? Plot.text([floor], { y: (y) => y, frameAnchor: "left", text: () => "none", textAnchor: "end", dx: -9, fill: "var(--quiet)" }) : null,
-        Plot.line(all, { x: "i", y: (p) => (p.y > 0 ? p.y : NaN), z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
-        Plot.dot(all.filter((p) => p.y === 0), { x: "i", y: "shown", fill: "var(--paper)", stroke: "var(--bar)", r: 2 }),
-        Plot.dot(all.filter((p) => p.y > 0), { x: "i", y: "shown", fill: "way", r: data.tensors.length > 400 ? 2 : 3.2 }),
+        Plot.line(run, { x: "i", y: (p) => (p.y > 0 ? p.y : NaN), z: "way", stroke: "way", strokeWidth: 1.5, strokeOpacity: 0.55 }),
+        Plot.dot(run.filter((p) => p.y === 0), { x: "i", y: "shown", fill: "var(--paper)", stroke: "var(--bar)", r: 2 }),
+        Plot.dot(alone, { x: "i", y: "shown", stroke: "var(--w2)", strokeWidth: 1.5, fill: "var(--paper)", symbol: "diamond", r: 3.6 }),
+        Plot.dot(run.filter((p) => p.y > 0), { x: "i", y: "shown", fill: "way", r: data.tensors.length > 400 ? 2 : 3.2 }),
         Plot.ruleX(bad.slice(0, 1), { x: "i", stroke: "var(--bad)", strokeWidth: 1.5, strokeDasharray: "4 3" }),
         Plot.text(bad.slice(0, 1), { x: "i", frameAnchor: "top", text: () => "first that differs", fill: "var(--bad)", dy: -12, textAnchor: bad[0]?.i > data.tensors.length / 2 ? "end" : "start", fontWeight: 600 }),
         Plot.dot(bad, { x: "i", y: "shown", r: 7.5, stroke: "var(--paper)", strokeWidth: 5 }),
         Plot.dot(bad, { x: "i", y: "shown", r: 7.5, stroke: "var(--bad)", strokeWidth: 2.5 }),
+        Plot.dot(wrong, { x: "i", y: "shown", symbol: "diamond", r: 5, fill: "var(--bad)", stroke: "var(--paper)" }),
+        Plot.text(wrong.slice(0, 1), { x: "i", y: "shown", text: () => "wrong by itself", fill: "var(--bad)", dy: -12, textAnchor: wrong[0]?.i > data.tensors.length / 2 ? "end" : "start", fontWeight: 600 }),
         Plot.tip(all, Plot.pointer({ x: "i", y: "shown", title: (p) => tensorSaid(p) })),
       ],
     });
   });
   const tensorSaid = ({ tensor, way, y, i }) => [
     `${i + 1}. ${cut(visible(tensor.name), 70)}`,
-    `${way}: ${y === 0 ? "no difference" : figure(y)}`,
+    `${way === ALONE ? "alone, on the reference's inputs" : way}: ${y === 0 ? "no difference" : figure(y)}`,
     tensor.node ? `made by ${cut(visible(tensor.node), 60)}` : null,
     tensor.fusion ? `fusion ${tensor.fusion}` : null,
-    tensor.agrees === false ? `differs${tensor.reason ? ": " + cut(visible(tensor.reason), 60) : ""}` : null,
+    way !== ALONE && tensor.agrees === false ? `differs${tensor.reason ? ": " + cut(visible(tensor.reason), 60) : ""}` : null,
+    way === ALONE && tensor.alone.agrees === false ? `wrong by itself${tensor.alone.reason ? ": " + cut(visible(tensor.alone.reason), 60) : ""}` : null,
   ].filter(Boolean).join("\n");
   const used = WAYS.filter(([key]) => data.tensors.some((tensor) => tensor[key]));
   const tinted = [...new Set(data.tensors.map((t) => t.fusion).filter(Boolean))];
-  $("legend-tensors")?.append(...used.map(([, title, colour]) => swatch(colour, title, "dot")), ...tinted.map((fusion) => swatch(colourOf(fusion), fusion, "soft")));
+  $("legend-tensors")?.append(...used.map(([, title, colour]) => swatch(colour, title, "dot")), ...(apart().length ? [el("span", { class: "swatch" }, "◇ alone")] : []), ...tinted.map((fusion) => swatch(colourOf(fusion), fusion, "soft")));
   const buttons = document.querySelectorAll("#metrics [data-metric]");
   for (const button of buttons) button.addEventListener("click", () => { metric = button.dataset.metric; pressed(buttons, button); redraw(); });
 }

@@ -107,7 +107,9 @@ def _remedies(report: Mapping[str, Any]) -> Iterator[str]:
     made = report["reproduction"]
     if made is not None:
         behind = f", with {made['steps']} steps of what reads it" if made["steps"] else ""
-        yield f"reproduced by {made['nodes'][0]} nodes, {made['nodes'][1]} in the fused form{behind} ({times(made['figure'])}):"
+        whole, fused = made["nodes"]
+        count = f"{whole} node{'' if whole == 1 else 's'}"
+        yield f"reproduced by {count}, {fused} in the fused form{behind} ({times(made['figure'])}):"
         yield f"  {reproduction_command(report)}"
     elif report["verdict"] == "found":
         yield "not reproduced: not even the whole model disagreed again"
