@@ -7,6 +7,7 @@ from onnxfuse.fusions import (
     bias_gelu,
     conv_bias,
     conv_bn,
+    elementwise,
     encoder_layer,
     gelu,
     groupnorm,
@@ -38,6 +39,7 @@ BUILT_IN: tuple[Fusion, ...] = (
     bias_gelu.FUSION,
     lstm.FUSION,
     gru.FUSION,
+    elementwise.FUSION,  # over what all others left
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
