@@ -1,12 +1,11 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "../common/launch.cuh"
 #include "kernels.h"
 #ifdef ONNXFUSE_FIXED
-#include <cstring>
-
 #include "encoder.cuh"
 #endif
 
@@ -114,7 +113,7 @@ cudaError_t choose(Problem const& p, Plan& plan)
     status = cudaFuncSetAttribute(encode_kernel<T>(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status != cudaSuccess)
         return status;
-    int const cluster = p.cluster ? p.cluster : 4;
+    int const cluster = p.cluster ? p.cluster : cluster_for(p.batch, p.sequence);
     cudaLaunchAttribute attribute = cluster_attribute(cluster);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(cluster));
@@ -152,7 +151,7 @@ cudaError_t choose_any(Problem const& p, Plan& plan)
 }
 
 template <typename T>
-cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace, cudaStream_t stream)
+Args<T> arguments(Problem const& p, Plan const& plan, unsigned char* workspace)
 {
     Places const places = lay_out(p, plan);
     Packed const packed = packed_of(p);
@@ -199,6 +198,13 @@ cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace,
     args.skip = p.skip;
     args.profile = p.profile;
     args.fault = p.fault;
+    return args;
+}
+
+template <typename T>
+cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace, cudaStream_t stream)
+{
+    Args<T> const args = arguments<T>(p, plan, workspace);
     if (!p.restore)
     {
         if (cudaError_t const status = cudaMemsetAsync(args.count, 0, 8, stream); status != cudaSuccess)
@@ -218,6 +224,29 @@ cudaError_t launch(Problem const& p, Plan const& plan, unsigned char* workspace,
     return cudaLaunchKernelEx(&config, encode_kernel<T>(), args);
 }
 
+// Whether a problem may be launched with this workspace, and its plan.
+cudaError_t ready(Problem const& p, void* workspace, size_t bytes, Plan& plan)
+{
+    if (cudaError_t const status = choose_any(p, plan); status != cudaSuccess)
+        return status;
+    if (!p.x || !p.y || !p.weights || !p.vectors || !workspace)
+        return cudaErrorInvalidValue;
+    if (bytes < static_cast<size_t>(lay_out(p, plan).total))
+        return cudaErrorMemoryAllocation;
+    if (!aligned(16, p.x, p.y, p.weights, p.vectors, p.final_gamma, p.final_beta) || !aligned(256, workspace))
+        return cudaErrorMisalignedAddress;
+    return cudaSuccess;
+}
+
+cudaError_t plan_known(Problem const& p, Plan& plan)
+{
+    if (cudaError_t const status = choose_any(p, plan); status != cudaSuccess)
+        return status;
+    // What the compiler was told. Fields are ints alone: no padding.
+    Plan known;
+    bool const fits = make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, p.cluster, p.clusters, kCompiledShared, Wishes{}, known);
+    return fits && std::memcmp(&plan, &known, sizeof plan) == 0 ? cudaSuccess : cudaErrorNotSupported;
+}
 } // namespace
 } // namespace onnxfuse::encoder
 
@@ -281,15 +310,45 @@ extern "C" int onnxfuse_launch_encoder(OnnxfuseEncoder const* problem, void* wor
         return cudaErrorInvalidValue;
     Problem const& p = *problem;
     Plan plan;
-    if (cudaError_t const status = choose_any(p, plan); status != cudaSuccess)
+    if (cudaError_t const status = ready(p, workspace, bytes, plan); status != cudaSuccess)
         return status;
-    if (!p.x || !p.y || !p.weights || !p.vectors || !workspace)
-        return cudaErrorInvalidValue;
-    if (bytes < static_cast<size_t>(lay_out(p, plan).total))
-        return cudaErrorMemoryAllocation;
-    if (!aligned(16, p.x, p.y, p.weights, p.vectors, p.final_gamma, p.final_beta) || !aligned(256, workspace))
-        return cudaErrorMisalignedAddress;
     return with_half(p.dtype, [&](auto type) {
         return launch<typename decltype(type)::type>(p, plan, static_cast<unsigned char*>(workspace), static_cast<cudaStream_t>(stream));
     });
 }
+
+namespace onnxfuse::encoder
+{
+OnnxfuseEncoder as_compiled(OnnxfuseEncoder problem)
+{
+    problem.cluster = cluster_for(problem.batch, problem.sequence);
+    problem.clusters = compiled_clusters(problem.cluster);
+    return problem;
+}
+
+int plan_compiled(OnnxfuseEncoder const& p, Launch& launch)
+{
+    Plan plan;
+    if (cudaError_t const status = plan_known(p, plan); status != cudaSuccess)
+        return status;
+    launch.blocks = plan.cluster * plan.clusters;
+    launch.threads = kThreads;
+    launch.cluster = plan.cluster;
+    launch.shared = plan.shared.total;
+    return cudaSuccess;
+}
+
+int prepare_compiled(OnnxfuseEncoder const& p, void* workspace, size_t bytes, void* stream, Launch& launch)
+{
+    Plan plan;
+    if (cudaError_t const status = ready(p, workspace, bytes, plan); status != cudaSuccess)
+        return status;
+    return with_half(p.dtype, [&](auto type) {
+        using T = typename decltype(type)::type;
+        Args<T> const args = arguments<T>(p, plan, static_cast<unsigned char*>(workspace));
+        auto const* const first = reinterpret_cast<unsigned char const*>(&args);
+        launch.argument.assign(first, first + sizeof args);
+        return p.restore ? cudaSuccess : cudaMemsetAsync(args.count, 0, 8, static_cast<cudaStream_t>(stream));
+    });
+}
+} // namespace onnxfuse::encoder

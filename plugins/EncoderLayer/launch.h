@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "../common/export.h"
 
@@ -56,3 +57,19 @@ ONNXFUSE_EXPORT int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, in
 // workspace, cudaErrorMisalignedAddress. Asynchronous; safe to capture in a graph.
 ONNXFUSE_EXPORT int onnxfuse_launch_encoder(OnnxfuseEncoder const* problem, void* workspace, size_t bytes, void* stream);
 }
+
+namespace onnxfuse::encoder
+{
+// How a kernel that was compiled for the problem's shape is launched. It knows the plan, so the problem must come from as_compiled().
+struct Launch
+{
+    int blocks = 0, threads = 0, cluster = 0, shared = 0;
+    std::vector<unsigned char> argument;
+};
+// The problem with the clusters that a kernel compiled for its shape has.
+OnnxfuseEncoder as_compiled(OnnxfuseEncoder problem);
+// Fills all but the argument. Not cudaSuccess: this GPU is not one that such kernels are for; the general kernel may still run here.
+int plan_compiled(OnnxfuseEncoder const& problem, Launch& launch);
+// As onnxfuse_launch_encoder, up to the launch itself: checks, clears the counters on `stream` and fills `launch`.
+int prepare_compiled(OnnxfuseEncoder const& problem, void* workspace, size_t bytes, void* stream, Launch& launch);
+} // namespace onnxfuse::encoder

@@ -3,9 +3,13 @@
 // Inputs: x [batch, sequence, width], weights [layers, elements] in the type of x, vectors [layers, elements] float32, both as launch.h has
 // them; then, post-norm, final [2, width] float32 (gamma and beta of the norm behind the last layer); then, with has_mask, mask [batch or 1,
 // heads or 1, sequence or 1, sequence] in the type of x, added to the scores. Output: as x.
+//
+// An engine carries kernels compiled for the shapes that it is built for ("1x128"); other shapes, and GPUs that such a kernel was not
+// compiled for, take the general kernel of this library.
 #include <algorithm>
 #include <cmath>
 
+#include "../Elementwise/driver.h"
 #include "../common/plugin.h"
 #include "launch.h"
 
@@ -28,6 +32,8 @@ public:
                 all.push_back({name, nullptr, PluginFieldType::kINT32, 1});
             for (char const* name : {"epsilon", "scale"})
                 all.push_back({name, nullptr, PluginFieldType::kFLOAT32, 1});
+            for (char const* name : {"shapes", "code"})
+                all.push_back({name, nullptr, PluginFieldType::kCHAR, 1});
             return all;
         }();
         return known;
@@ -41,11 +47,15 @@ public:
         , has_mask_(fields.integer("has_mask", 0, 0, 1))
         , epsilon_(fields.number("epsilon", 1e-5f))
         , scale_(fields.number("scale", 0.0f))
+        , shapes_(fields.text("shapes", ""))
+        , code_(std::make_shared<std::string const>(fields.text("code", "")))
     {
         if (!(epsilon_ >= 0.0f) || std::isinf(epsilon_))
             refuse("field 'epsilon' is %g; it must be a number that is not negative", static_cast<double>(epsilon_));
         if (!std::isfinite(scale_))
             refuse("field 'scale' is %g; it must be finite", static_cast<double>(scale_));
+        if (shapes_.empty() != code_->empty())
+            refuse("fields 'shapes' and 'code' go together; build the engine again");
     }
 
     int outputs() const
@@ -55,13 +65,15 @@ public:
     std::string key() const
     {
         return std::string("onnxfuse 1 ") + kName + " heads=" + std::to_string(heads_) + " inner=" + std::to_string(inner_) + " pre_norm="
-            + std::to_string(before_) + " activation=" + std::to_string(activation_) + " mask=" + std::to_string(has_mask_);
+            + std::to_string(before_) + " activation=" + std::to_string(activation_) + " mask=" + std::to_string(has_mask_)
+            + " shapes=" + shapes_;
     }
     std::vector<PluginField> state() const
     {
         auto number = [](char const* name, int32_t const& value) { return PluginField{name, &value, PluginFieldType::kINT32, 1}; };
         return {number("heads", heads_), number("inner", inner_), number("pre_norm", before_), number("activation", activation_),
-            number("has_mask", has_mask_), {"epsilon", &epsilon_, PluginFieldType::kFLOAT32, 1}, {"scale", &scale_, PluginFieldType::kFLOAT32, 1}};
+            number("has_mask", has_mask_), {"epsilon", &epsilon_, PluginFieldType::kFLOAT32, 1}, {"scale", &scale_, PluginFieldType::kFLOAT32, 1},
+            text_field("shapes", shapes_), text_field("code", *code_)};
     }
 
     // --- building --------------------------------------------------------------------------------------------------------
@@ -113,6 +125,11 @@ public:
         accepted(kName, [&] {
             OnnxfuseEncoder const problem = sized(in[0].desc.type, in[0].max, in[1].max);
             most = onnxfuse_encoder_workspace_up_to(&problem);
+            for (nvinfer1::Dims const* x : {&in[0].min, &in[0].opt, &in[0].max})
+            {
+                OnnxfuseEncoder const compiled = encoder::as_compiled(sized(in[0].desc.type, *x, in[1].max));
+                most = std::max(most, onnxfuse_encoder_workspace(&compiled));
+            }
         });
         return most;
     }
@@ -141,6 +158,7 @@ public:
     {
         return status([&] {
             check(shapes_of(in, nbInputs));
+            choose(sized(in[0].type, in[0].dims, in[1].dims));
         });
     }
     int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
@@ -169,6 +187,11 @@ public:
                 problem.mask_head = dims.d[1] == 1 ? 0 : dims.d[2] * dims.d[3];
                 problem.mask_batch = dims.d[0] == 1 ? 0 : dims.d[1] * dims.d[2] * dims.d[3];
             }
+            if (!kernel_.empty())
+            {
+                launch_compiled(problem, workspace, stream);
+                return;
+            }
             size_t const bytes = onnxfuse_encoder_workspace(&problem);
             int const failed = onnxfuse_launch_encoder(&problem, workspace, bytes, stream);
             if (failed)
@@ -177,6 +200,37 @@ public:
     }
 
 private:
+    static PluginField text_field(char const* name, std::string const& text)
+    {
+        return {name, text.data(), PluginFieldType::kCHAR, static_cast<int32_t>(text.size())};
+    }
+
+    // Loads the kernel for this shape, where the engine has one and this GPU takes it. Not in enqueue, which may be captured into a graph.
+    void choose(OnnxfuseEncoder const& problem)
+    {
+        kernel_.clear();
+        std::string const shape = std::to_string(problem.batch) + "x" + std::to_string(problem.sequence);
+        if (("," + shapes_ + ",").find("," + shape + ",") == std::string::npos)
+            return;
+        encoder::Launch planned;
+        if (encoder::plan_compiled(encoder::as_compiled(problem), planned) != 0)
+            return; // fewer multiprocessors, or less shared memory
+        if (!module_)
+            module_ = Module::of(decoded(*code_));
+        clusters_ = {planned.blocks, planned.threads, planned.cluster, planned.shared};
+        if (module_->prepare("encode_" + shape, clusters_) * planned.cluster >= planned.blocks)
+            kernel_ = "encode_" + shape;
+    }
+    void launch_compiled(OnnxfuseEncoder const& general, void* workspace, cudaStream_t stream) const
+    {
+        OnnxfuseEncoder const problem = encoder::as_compiled(general);
+        encoder::Launch launch;
+        int const failed = encoder::prepare_compiled(problem, workspace, onnxfuse_encoder_workspace(&problem), stream, launch);
+        if (failed)
+            refuse("the kernel did not start: %s", onnxfuse_launch_error(failed));
+        module_->launch(kernel_, clusters_, launch.argument.data(), stream);
+    }
+
     int mask_at() const
     {
         return before_ ? 3 : 4;
@@ -248,6 +302,11 @@ private:
 
     int32_t heads_, inner_, before_, activation_, has_mask_;
     float epsilon_, scale_;
+    std::string shapes_;                      // "BxS,..." that have a kernel of their own
+    std::shared_ptr<std::string const> code_; // base64; clones share it
+    std::shared_ptr<Module> module_;
+    std::string kernel_; // for the present shape; empty: the general one
+    ClusterLaunch clusters_{};
 };
 
 static Registration<EncoderStack> const registration;
