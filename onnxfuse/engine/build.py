@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onnxfuse.engine import encoder, prepare, trt
 from onnxfuse.engine import manifest as manifests
-from onnxfuse.engine import prepare, trt
 from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.shapes import inputs_of, parse
 from onnxfuse.errors import BadInput, MissingHere, refusal
@@ -115,10 +115,11 @@ def build(
     check_gpu(gpu, device)
     if compatible and device.sm < manifests.AMPERE:
         raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
+    wanted = prepare.taken(wanted, manifests.AMPERE if compatible else device.sm)
     library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
     plans = _generated(model, wanted, manifests.AMPERE if compatible else device.sm, compatible is not None)
     order = trt.Order(
-        model=prepare.for_parser(model, wanted, plans),
+        model=prepare.for_parser(model, wanted, plans, points(profiles), encoder.compiled),
         path=model,
         profiles=profiles,
         cache=cache,
@@ -160,7 +161,7 @@ def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
 
     trt.tensorrt()
     device = trt.gpu()
-    ops = frozenset(plugin_ops)
+    ops = prepare.taken(frozenset(plugin_ops), device.sm)
     order = trt.Order(
         model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
         path=model,
@@ -380,6 +381,11 @@ def _generated(model: Path, ops: frozenset[str], sm: int, and_newer: bool) -> di
     from onnxfuse.elementwise import compiling
 
     return compiling.fit_all(texts, sm, and_newer=and_newer)
+
+
+def points(profiles: Mapping[str, trt.Range]) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """The shapes that a profile names: smallest, to optimize for, and largest."""
+    return tuple({name: tuple(shapes[i]) for name, shapes in profiles.items()} for i in range(3)) if profiles else ({},)
 
 
 def _plugin_use(library: Library | None, out: Path, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:

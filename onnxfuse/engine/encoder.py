@@ -11,13 +11,14 @@ beta of the norm behind the last layer. plugins/EncoderLayer has the other side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from onnxfuse.graph import encoder
 from onnxfuse.graph.encoder import INPUTS
@@ -34,6 +35,12 @@ KINDS = {
     for masked in (False, True)
 }
 _TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+SM = 90  # the architecture that the kernel is for, and no other
+MOST_SEQUENCE = 512
+MOST_ROWS = 8192  # of a batch, with sequences padded to 16
+OPTIONS = ("--expt-relaxed-constexpr",)  # the kernel's source computes its plan when it is compiled
+_LARGE = 4096  # bytes of an initializer that no shape is computed from
+_TYPE_NAMES = {TensorProto.FLOAT16: "__half", TensorProto.BFLOAT16: "__nv_bfloat16"}
 _ALIGNMENT = 256  # bytes between what the kernel reads with bulk copies
 
 
@@ -42,14 +49,92 @@ def executable(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN and node.op_type in KINDS and _attributes(node).get("dtype") in _TYPES
 
 
-def merge(graph: onnx.GraphProto, folder: Path) -> None:
-    """Replaces the encoder layers of a graph that the plugin takes, in place. Layers whose parameters are no initializers are left."""
+Shape = tuple[int, ...]
+Point = Mapping[str, Sequence[int]]
+"""A shape for each of the inputs that the engine is built for."""
+Compile = Callable[[str], bytes]
+"""CUDA source to machine code."""
+
+
+def shapes_at(model: onnx.ModelProto, points: Sequence[Point]) -> dict[str, list[Shape]]:
+    """The shapes of the tensors that enter encoder layers, where they are known, at each of the points."""
+    wanted = {node.input[0] for node in model.graph.node if executable(node)}
+    found: dict[str, list[Shape]] = {}
+    if not wanted:
+        return found
+    light = onnx.ModelProto.FromString(model.SerializeToString())
+    del light.graph.value_info[:]
+    for tensor in light.graph.initializer:
+        if len(tensor.raw_data) > _LARGE:
+            tensor.ClearField("raw_data")
+    for point in points:
+        for value in light.graph.input:
+            if value.name in point:
+                del value.type.tensor_type.shape.dim[:]
+                for extent in point[value.name]:
+                    value.type.tensor_type.shape.dim.add().dim_value = extent
+        try:
+            graph = shape_inference.infer_shapes(light, data_prop=True).graph
+        except Exception:  # of many kinds; then the general kernel has to do
+            continue
+        for value in (*graph.input, *graph.value_info):
+            dims = value.type.tensor_type.shape.dim
+            if value.name in wanted and len(dims) == 3 and all(dim.dim_value > 0 for dim in dims):
+                found.setdefault(value.name, []).append(tuple(dim.dim_value for dim in dims))
+    return found
+
+
+def fits(shape: Shape) -> bool:
+    """Whether the kernel takes this many tokens."""
+    batch, sequence = shape[:2]
+    return sequence <= MOST_SEQUENCE and batch * -(-sequence // 16) * 16 <= MOST_ROWS
+
+
+def compile_for(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[Shape]], compile: Compile) -> None:
+    """Gives the stacks of a graph kernels for the known shapes of what enters them."""
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        known = list(dict.fromkeys(shapes.get(node.input[0], ()))) if node.op_type == STACK and node.domain == DOMAIN else []
+        if known:
+            attributes = _attributes(node)
+            text = source(kinds[node.input[1]], attributes["inner"], attributes["heads"], known)
+            names = ",".join(f"{batch}x{sequence}" for batch, sequence, _ in known)
+            node.attribute.append(helper.make_attribute("shapes", names))
+            node.attribute.append(helper.make_attribute("code", base64.b64encode(compile(text))))
+
+
+def compiled(text: str) -> bytes:
+    """The machine code of what `source` gives. MissingHere without a compiler."""
+    from onnxfuse import plugins
+
+    return plugins.compile_source(text, "EncoderLayer", SM, options=OPTIONS).image
+
+
+def source(kind: int, inner: int, heads: int, shapes: Sequence[Shape]) -> str:
+    """CUDA source of a kernel for each shape [batch, sequence, width] of x. plan.h says what GPU it is for."""
+    kernels = "".join(
+        f"""
+extern "C" __global__ void __launch_bounds__(kThreads, 1) encode_{batch}x{sequence}(__grid_constant__ Args<{_TYPE_NAMES[kind]}> const args)
+{{
+    constexpr int cluster = cluster_for({batch}, {sequence});
+    run_encoder<{_TYPE_NAMES[kind]}, FixedShape<{batch}, {sequence}, {width}, {inner}, {heads}, cluster, compiled_clusters(cluster), kCompiledShared>>(args);
+}}
+"""
+        for batch, sequence, width in shapes
+    )
+    return f'#include "EncoderLayer/encoder.cuh"\n\nnamespace onnxfuse::encoder\n{{{kernels}}}\n'
+
+
+def merge(graph: onnx.GraphProto, folder: Path, shapes: Mapping[str, Sequence[Shape]] | None = None) -> None:
+    """Replaces the encoder layers of a graph that the plugin takes, in place. Left are layers whose parameters are no initializers, and
+    those where `shapes` has a shape of what enters them that is too large."""
     held = {tensor.name: tensor for tensor in graph.initializer}
     given = {value.name for value in graph.input}
     layers = [node for node in graph.node if executable(node) and all(name in held and name not in given for name in node.input[1:17])]
     if not layers:
         return
-    stacks = {chain[-1].output[0]: (chain, _stack(chain, held, graph, folder)) for chain in _chains(layers, graph)}
+    chains = [chain for chain in _chains(layers, graph) if all(fits(shape) for shape in (shapes or {}).get(chain[0].input[0], ()))]
+    stacks = {chain[-1].output[0]: (chain, _stack(chain, held, graph, folder)) for chain in chains}
     gone = {id(node) for chain, _ in stacks.values() for node in chain}
     nodes = []
     for node in graph.node:

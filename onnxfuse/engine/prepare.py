@@ -52,12 +52,19 @@ NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
 }
 
 
-def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, Plan] | None = None) -> bytes:
+def for_parser(
+    path: Path,
+    plugin_ops: frozenset[str],
+    generated: Mapping[str, Plan] | None = None,
+    points: Sequence[encoder.Point] = ({},),
+    compile: encoder.Compile | None = None,
+) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
     without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
-    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. External data are not
+    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. With `compile`, encoder
+    layers get kernels for their shapes at `points`, which give shapes to inputs that have none of their own. External data are not
     read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
     one, and the nodes of an inlined body are named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be
     led back to the model's nodes.
@@ -65,10 +72,14 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """
     model = read(path)
+    encoders = encoder.STACK in {creator(op) for op in plugin_ops}
+    shapes = encoder.shapes_at(model, points) if encoders else {}
     for graph in _all_graphs(model):
         _make_native(graph.node)
-        if encoder.STACK in {creator(op) for op in plugin_ops}:
-            encoder.merge(graph, path.parent)
+        if encoders:
+            encoder.merge(graph, path.parent, shapes)
+        if compile is not None:
+            encoder.compile_for(graph, shapes, compile)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
     made = {creator(op) for op in plugin_ops}
@@ -104,6 +115,11 @@ def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
         for node in _nodes(read(path))
         if node.domain == DOMAIN and creator(node.op_type) in plugin_ops and (node.op_type not in encoder.KINDS or encoder.executable(node))
     )
+
+
+def taken(ops: frozenset[str], sm: int) -> frozenset[str]:
+    """Those of `ops` whose plugins run on this architecture: encoder layers have a kernel for sm_90 alone, and are TensorRT's elsewhere."""
+    return ops if sm == encoder.SM else frozenset(op for op in ops if creator(op) != encoder.STACK)
 
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:

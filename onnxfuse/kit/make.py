@@ -20,8 +20,8 @@ import onnx
 
 from onnxfuse import __version__, plugins
 from onnxfuse.elementwise.compiling import fit_all
+from onnxfuse.engine import encoder, prepare
 from onnxfuse.engine import manifest as manifests
-from onnxfuse.engine import prepare
 from onnxfuse.engine.shapes import Profile, inputs_of, parse
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph import tensors, weights
@@ -85,8 +85,13 @@ def make(
     with whole_folder(folder) as work:
         progress("preparing the models")
         sm = manifests.AMPERE if compatible else gpu.sm
+        wanted = prepare.taken(wanted, sm)
         plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
-        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans)) for name, ops in engines.items()}
+        engines = {name: prepare.taken(ops, sm) for name, ops in engines.items()}
+        at = tuple({name: tuple(getattr(p, which)) for name, p in profiles.items()} for which in ("min", "opt", "max"))
+        protos = {
+            name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans, at, encoder.compiled)) for name, ops in engines.items()
+        }
         _write_models(protos, model.parent, work)
         library = None
         if wanted:

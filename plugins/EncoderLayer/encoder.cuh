@@ -1318,12 +1318,17 @@ using Shape = FixedShape<ONNXFUSE_FIXED>;
 #else
 using Shape = AnyShape;
 #endif
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
+template <typename T, typename Known>
+__device__ __forceinline__ void run_encoder(Args<T> const& args)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ONNXFUSE_EMULATED)
     ONNXFUSE_DYNAMIC_SHARED(shared);
-    Encoder<T, Shape>(args, shared).run();
+    Encoder<T, Known>(args, shared).run();
 #endif
+}
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
+{
+    run_encoder<T, Shape>(args);
 }
 } // namespace onnxfuse::encoder

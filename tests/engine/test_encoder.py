@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxfuse import plugins
 from onnxfuse.engine import encoder, prepare
 from tests.fusions import helpers
 from tests.fusions.test_encoder_layer import HEADS, INNER, WIDTH, Encoder
@@ -100,6 +102,49 @@ def test_layers_with_other_readers_between_them_stay_apart(tmp_path: Path) -> No
     model.graph.output.append(helper.make_tensor_value_info("y0", onnx.TensorProto.FLOAT16, [2, 5, WIDTH]))
     ready = prepared(model, tmp_path)
     assert [(node.op_type, node.output[0]) for node in ready.graph.node] == [(encoder.STACK, "y0"), (encoder.STACK, "y")]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_stacks_carry_kernels_for_the_shapes_of_the_engine(symbolic: bool, tmp_path: Path) -> None:
+    model = Encoder(dtype=np.float16).model(2)
+    path = tmp_path / "model.onnx"
+    fused = helpers.fuse(model, ("encoder_layer",))[0]
+    points: tuple[dict[str, tuple[int, ...]], ...] = ({},)
+    if symbolic:
+        points = tuple({"x": (batch, 5, WIDTH)} for batch in (1, 4, 4))
+        fused.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(fused, path)
+    sources: list[str] = []
+    ops = prepare.plugin_ops_in(path, PLUGINS)
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, ops, None, points, lambda text: sources.append(text) or b"machine code"))
+    (node,) = ready.graph.node
+    attrs = attributes(node)
+    assert attrs["shapes"] == (b"1x5,4x5" if symbolic else b"2x5")
+    assert attrs["code"] == base64.b64encode(b"machine code")
+    assert all(f"encode_{shape}(" in sources[0] for shape in attrs["shapes"].decode().split(","))
+
+
+def test_shapes_that_are_too_large_are_left_to_tensorrt(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    fused = helpers.fuse(Encoder(dtype=np.float16).model(2), ("encoder_layer",))[0]
+    fused.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(fused, path)
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, prepare.plugin_ops_in(path, PLUGINS), None, ({"x": (1000, 5, WIDTH)},)))
+    assert encoder.STACK not in {node.op_type for node in ready.graph.node}
+
+
+def test_other_architectures_leave_layers_to_tensorrt() -> None:
+    assert prepare.taken(frozenset({encoder.STACK, "BiasGelu"}), 80) == {"BiasGelu"}
+    assert prepare.taken(frozenset({encoder.STACK, "BiasGelu"}), 90) == {encoder.STACK, "BiasGelu"}
+
+
+@pytest.mark.nvcc
+def test_a_kernel_for_a_shape_compiles_without_spills() -> None:
+    text = encoder.source(onnx.TensorProto.FLOAT16, 3072, 12, [(1, 128, 768)])
+    made = plugins.compile_source(text, "EncoderLayer", encoder.SM, options=encoder.OPTIONS)
+    (use,) = [use for use in made.kernels if use.name.startswith("encode_1x128")]
+    assert (use.spill_stores, use.spill_loads) == (0, 0)
+    assert b"encode_1x128" in made.image
 
 
 def test_float32_is_left_to_tensorrt(tmp_path: Path) -> None:
