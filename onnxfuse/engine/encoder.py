@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse.graph import encoder
 from onnxfuse.graph.encoder import INPUTS
@@ -39,7 +39,6 @@ SM = 90  # the architecture that the kernel is for, and no other
 MOST_SEQUENCE = 512
 MOST_ROWS = 8192  # of a batch, with sequences padded to 16
 OPTIONS = ("--expt-relaxed-constexpr",)  # the kernel's source computes its plan when it is compiled
-_LARGE = 4096  # bytes of an initializer that no shape is computed from
 _TYPE_NAMES = {TensorProto.FLOAT16: "__half", TensorProto.BFLOAT16: "__nv_bfloat16"}
 _ALIGNMENT = 256  # bytes between what the kernel reads with bulk copies
 
@@ -56,32 +55,64 @@ Compile = Callable[[str], bytes]
 """CUDA source to machine code."""
 
 
-def shapes_at(model: onnx.ModelProto, points: Sequence[Point]) -> dict[str, list[Shape]]:
-    """The shapes of the tensors that enter encoder layers, where they are known, at each of the points."""
-    wanted = {node.input[0] for node in model.graph.node if executable(node)}
+def shapes_at(model: onnx.ModelProto, folder: Path, points: Sequence[Point]) -> dict[str, list[Shape]]:
+    """The shapes of the tensors that enter encoder layers, where they can be told, at each of the points.
+
+    What leads to them is computed by onnxruntime: ONNX's own inference does not see through the computing with shapes of exported models.
+    """
+    layers = [node for node in model.graph.node if executable(node)]
+    wanted = dict.fromkeys(node.input[0] for node in layers)
+    for node in layers:
+        wanted.pop(node.output[0], None)
     found: dict[str, list[Shape]] = {}
-    if not wanted:
-        return found
-    light = onnx.ModelProto.FromString(model.SerializeToString())
-    del light.graph.value_info[:]
-    for tensor in light.graph.initializer:
-        if len(tensor.raw_data) > _LARGE:
-            tensor.ClearField("raw_data")
-    for point in points:
-        for value in light.graph.input:
-            if value.name in point:
-                del value.type.tensor_type.shape.dim[:]
-                for extent in point[value.name]:
-                    value.type.tensor_type.shape.dim.add().dim_value = extent
+    for name in wanted:
+        part = _leading_to(model, name, folder)
         try:
-            graph = shape_inference.infer_shapes(light, data_prop=True).graph
-        except Exception:  # of many kinds; then the general kernel has to do
+            found[name] = [shape for point in points if (shape := _shape_of(part, point)) is not None]
+        except Exception:  # onnxruntime's are of many kinds; the general kernel has to do then
             continue
-        for value in (*graph.input, *graph.value_info):
-            dims = value.type.tensor_type.shape.dim
-            if value.name in wanted and len(dims) == 3 and all(dim.dim_value > 0 for dim in dims):
-                found.setdefault(value.name, []).append(tuple(dim.dim_value for dim in dims))
     return found
+
+
+def _leading_to(model: onnx.ModelProto, name: str, folder: Path) -> onnx.ModelProto:
+    """A model of what computes a tensor, whose output is the tensor's shape."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    read, waiting, chosen = {name}, [name], set[int]()
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is None or id(node) in chosen:
+            continue
+        chosen.add(id(node))
+        read.update((*node.input, *_captured(node)))
+        waiting.extend((*node.input, *_captured(node)))
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    part.graph.name = "leading"
+    part.graph.node.extend(node for node in model.graph.node if id(node) in chosen)
+    part.graph.node.append(helper.make_node("Shape", [name], ["shape of it"]))
+    part.graph.input.extend(value for value in model.graph.input if value.name in read)
+    for tensor in model.graph.initializer:
+        if tensor.name in read:
+            part.graph.initializer.append(numpy_helper.from_array(_values(tensor, folder), tensor.name))
+    part.graph.output.append(helper.make_tensor_value_info("shape of it", TensorProto.INT64, [None]))
+    return part
+
+
+def _shape_of(part: onnx.ModelProto, point: Point) -> Shape | None:
+    """What a model of `_leading_to` says for inputs of these shapes; None where it is no [batch, sequence, width]."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4
+    session = onnxruntime.InferenceSession(part.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    held = {tensor.name for tensor in part.graph.initializer}
+    feeds = {}
+    for value in part.graph.input:
+        if value.name not in held:
+            own = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            feeds[value.name] = np.zeros(tuple(point.get(value.name, own)), kind)
+    (shape,) = session.run(None, feeds)
+    return tuple(map(int, shape)) if len(shape) == 3 and min(shape) > 0 else None
 
 
 def fits(shape: Shape) -> bool:
@@ -116,8 +147,8 @@ def source(kind: int, inner: int, heads: int, shapes: Sequence[Shape]) -> str:
         f"""
 extern "C" __global__ void __launch_bounds__(kThreads, 1) encode_{batch}x{sequence}(__grid_constant__ Args<{_TYPE_NAMES[kind]}> const args)
 {{
-    constexpr int cluster = cluster_for({batch}, {sequence});
-    run_encoder<{_TYPE_NAMES[kind]}, FixedShape<{batch}, {sequence}, {width}, {inner}, {heads}, cluster, compiled_clusters(cluster), kCompiledShared>>(args);
+    constexpr int cluster = cluster_for({batch}, {sequence}), clusters = compiled_clusters(cluster);
+    run_encoder<{_TYPE_NAMES[kind]}, FixedShape<{batch}, {sequence}, {width}, {inner}, {heads}, cluster, clusters, kCompiledShared>>(args);
 }}
 """
         for batch, sequence, width in shapes

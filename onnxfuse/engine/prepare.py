@@ -73,7 +73,7 @@ def for_parser(
     """
     model = read(path)
     encoders = encoder.STACK in {creator(op) for op in plugin_ops}
-    shapes = encoder.shapes_at(model, points) if encoders else {}
+    shapes = encoder.shapes_at(model, path.parent, points) if encoders else {}
     for graph in _all_graphs(model):
         _make_native(graph.node)
         if encoders:
