@@ -39,8 +39,7 @@ def HOST_CASES(case):
     a("ViT-S itself, 1x197", L=1, D=384, F=1536, H=6, S=197, clusters=30, pre=1, final=True)
     return out
 def GPU_CASES(case):
-    """Libraries: "" the kernel; P with clocks; F, V, M compiled for one shape (bert 1x128, ViT-S 1x197, MiniLM 1x32), FP, VP, MP with clocks;
-    FL: F with weights asked for behind the release; F2, F4, F3, F12: other divisions."""
+    """Libraries: "" the kernel; P with clocks; F, V, M compiled for one shape (bert 1x128, ViT-S 1x197, MiniLM 1x32), FP, VP, MP with clocks."""
     out = []
     a = lambda *r, **k: out.append(case(*r, **k))
     bert = dict(most=12)
@@ -54,11 +53,6 @@ def GPU_CASES(case):
     for n in (1, 2): a(f"bert 1x128, its own kernel, skip {n}", lib="F", skip=n, check=False, **bert)
     for b in (1, 3): a(f"bert 1x128, barrier {b}", barrier=b, **bert)
     a("bert 1x128, its own kernel, barrier 3", lib="F", barrier=3, **bert)
-    a("bert 1x128, its own kernel, weights behind the release", lib="FL", **bert)
-    a("bert 1x128, its own kernel, parts 2 2 2 4", lib="F2", parts=(2, 2, 2, 4), **bert)
-    a("bert 1x128, its own kernel, parts 4 4 4 4", lib="F4", parts=(4, 4, 4, 4), **bert)
-    a("bert 1x128, its own kernel, 3 chunks a turn", lib="F3", per=3, **bert)
-    a("bert 1x128, its own kernel, all chunks in one turn", lib="F12", per=12, **bert)
     a("bert 1x128, counters put back by the kernel", restore=1, **bert)
     a("bert 1x128, 6 layers", L=6, **bert)
     a("bert 1x128, its own kernel, 6 layers", lib="F", L=6, **bert)

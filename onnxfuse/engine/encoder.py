@@ -39,7 +39,7 @@ SM = 90  # the architecture that the kernel is for, and no other
 MOST_SEQUENCE = 512
 MOST_ROWS = 8192  # of a batch, with sequences padded to 16
 OPTIONS = ("--expt-relaxed-constexpr",)  # the kernel's source computes its plan when it is compiled
-_TYPE_NAMES = {TensorProto.FLOAT16: "__half", TensorProto.BFLOAT16: "__nv_bfloat16"}
+_TYPE_NAMES: dict[int, str] = {TensorProto.FLOAT16: "__half", TensorProto.BFLOAT16: "__nv_bfloat16"}
 _ALIGNMENT = 256  # bytes between what the kernel reads with bulk copies
 
 
