@@ -231,7 +231,7 @@ def data_file(name: str, folder: Path | None) -> Path:
     """The external data file `name`. BadInput unless it is an ordinary file inside the model's folder."""
     if folder is None:
         raise BadInput("external data of a model that came from no file; give a path")
-    if not name or "\0" in name:
+    if type(name) is not str or not name or "\0" in name:  # protobuf gives bytes where a name is not UTF-8
         raise BadInput("external data without a file name; the file is damaged")
     parts = name.replace("\\", "/").split("/")
     if os.path.isabs(name) or ".." in parts:
