@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from onnxfuse.fusions import _bodies, _folding, _norms, gelu, layernorm
 from onnxfuse.fusions._folding import Array
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
-from onnxfuse.fusions.pattern import DOMAIN, Pattern, canonical, const, either, op, tensor
+from onnxfuse.fusions.pattern import DOMAIN, Pattern, canonical, const, either, op, part, tensor
 from onnxfuse.graph import query
 from onnxfuse.graph.encoder import ACTIVATIONS, INPUTS, op_type
 from onnxfuse.graph.model import Model
@@ -29,6 +29,9 @@ from onnxfuse.graph.model import Model
 OLDEST = 13  # operator set: Softmax along one axis, Split with its widths as input
 WIDEST, LONGEST, MOST_INNER = 1024, 512, 8192  # width, sequence, width of the feed-forward network
 HEAD_SIZES = (32, 64, 128)
+# Queries, keys and values: three products; parts of one, each split into heads (qkv_pack); one that is split into [3, heads, size] as a
+# whole, turned to [3, batch, heads, sequence, size], and taken apart (timm).
+APART, SPLIT, STACKED = FORMS = ("apart", "split", "stacked")
 
 
 def _linear(x: Pattern, role: str) -> Pattern:
@@ -41,14 +44,21 @@ def _scaled(of: Pattern, role: str) -> Pattern:
     return either(op("Mul", of, const(f"{role}_factor")), op("Div", of, const(f"{role}_divisor")), of)
 
 
-def _attention(h: Pattern, packed: bool) -> Pattern:
+def _attention(h: Pattern, form: str) -> Pattern:
+    joined = _plain(h, "qkv")
+    stacked = op("Transpose", op("Reshape", joined, tensor("qkv_shape"), out="qkv_grouped"), out="qkv_turned")
+
     def heads(place: int, role: str) -> Pattern:
-        rows = op("Split", joined, rest=True, place=place) if packed else _plain(h, role)
+        if form == STACKED:
+            one = either(op("Slice", stacked, rest=True), part("Split", stacked))
+            taken = op("Squeeze", one, const(f"{role}_axes"), out=f"{role}_heads")
+            return either(op("Gather", stacked, const(f"{role}_place"), out=f"{role}_heads"), taken)
+        rows = op("Split", joined, rest=True, place=place) if form == SPLIT else _plain(h, role)
         return op("Transpose", op("Reshape", rows, tensor(f"{role}_shape"), out=f"{role}_grouped"), out=f"{role}_heads")
 
-    joined = _plain(h, "qkv")
     keys = heads(1, "k")
-    keys = either(op("Transpose", keys, out="k_turned"), keys)
+    flat = op("Transpose", op("Reshape", keys, tensor("k_flat_shape"), out="k_flat"), out="k_flat_turned")
+    keys = either(op("Reshape", flat, tensor("k_raised_shape"), out="k_raised"), op("Transpose", keys, out="k_turned"), keys)
     scores = _scaled(op("MatMul", _scaled(heads(0, "q"), "q"), _scaled(keys, "k"), out="scores"), "scores")
     masked = either(op("Add", scores, tensor("mask")), scores)
     context = op("MatMul", op("Softmax", masked, out="weights"), heads(2, "v"))
@@ -68,16 +78,16 @@ def _activated(x: Pattern) -> Pattern:
     return either(canonical("Gelu", x, out="Gelu"), canonical("GeluTanh", x, out="GeluTanh"), op("Relu", x, out="Relu"))
 
 
-def _post_norm(packed: bool) -> Pattern:
+def _post_norm(form: str) -> Pattern:
     x = tensor("x")
-    middle = _norm(op("Add", _linear(_attention(x, packed), "o"), x, out="middle"), 1)
+    middle = _norm(op("Add", _linear(_attention(x, form), "o"), x, out="middle"), 1)
     inner = _activated(_linear(middle, "inner"))
     return _norm(op("Add", _linear(inner, "outer"), middle, out="last"), 2)
 
 
-def _pre_norm(packed: bool) -> Pattern:
+def _pre_norm(form: str) -> Pattern:
     x = tensor("x")
-    middle = op("Add", _linear(_attention(_norm(x, 1), packed), "o"), x, out="middle")
+    middle = op("Add", _linear(_attention(_norm(x, 1), form), "o"), x, out="middle")
     inner = _activated(_linear(_norm(middle, 2), "inner"))
     return op("Add", _linear(inner, "outer"), middle, out="last")
 
@@ -86,7 +96,7 @@ class EncoderLayer(Fusion):
     name = "encoder_layer"
     kind = "fused"
     needs = ("layernorm", "gelu")
-    patterns = (_post_norm(False), _post_norm(True), _pre_norm(False), _pre_norm(True))
+    patterns = tuple(layer(form) for layer in (_post_norm, _pre_norm) for form in FORMS)
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         if model.opset < OLDEST:
@@ -191,6 +201,10 @@ def _packed(match: Match) -> bool:
     return "qkv_weight" in match.tensors
 
 
+def _stacked(match: Match) -> bool:
+    return "qkv_grouped" in match.tensors
+
+
 def _width(match: Match) -> int:
     return int((query.shape(match["x"]) or [0])[-1] or 0)
 
@@ -200,7 +214,7 @@ def _inner(match: Match) -> int:
 
 
 def _heads(match: Match) -> tuple[int, int]:
-    shape = query.shape(match["q_grouped"]) or [0, 0]
+    shape = query.shape(match["qkv_grouped" if _stacked(match) else "q_grouped"]) or [0, 0]
     return int(shape[-2] or 0), int(shape[-1] or 0)
 
 
@@ -248,33 +262,113 @@ def _refuse_heads(match: Match) -> Refusal | None:
     heads, size = _heads(match)
     if heads * size != width or size not in HEAD_SIZES:
         return Refusal(f"heads are not of {', '.join(map(str, HEAD_SIZES))} that make up the width", size)
-    if _packed(match):
-        split = match.node("q_grouped").inputs[0].inputs[0]
-        places = [match.node(f"{role}_grouped").inputs[0] for role in "qkv"]
-        rank = query.rank(split.inputs[0]) or 0
-        if split.attrs.get("axis", 0) not in (-1, rank - 1) or any((query.shape(value) or [0])[-1] != width for value in places):
-            return Refusal("queries, keys and values are not three equal parts of one product", split.name)
-    for role in "qkv":
-        before, after = query.shape(match.node(f"{role}_grouped").inputs[0]), query.shape(match[f"{role}_grouped"])
-        if before is None or None in before or after != [*before[:-1], heads, size]:
-            return Refusal(f"'{match[f'{role}_grouped'].name}' is not proved to split the width into heads", f"{before} and {after}")
-    perms = {role: list(match.node(f"{role}_heads").attrs.get("perm") or ()) for role in "qkv"}
-    turned = list(match.node("k_turned").attrs.get("perm") or ()) if "k_turned" in match.tensors else [0, 1, 2, 3]
-    if perms["q"] != [0, 2, 1, 3] or perms["v"] != [0, 2, 1, 3] or len(perms["k"]) != 4 or [perms["k"][i] for i in turned] != [0, 2, 3, 1]:
-        return Refusal("queries, keys or values are turned in another way", ", ".join(map(str, (*perms.values(), turned))))
+    refusal = (_refuse_stacked if _stacked(match) else _refuse_turned)(match)
+    if refusal:
+        return refusal
     if match.node("weights").attrs.get("axis", -1) not in (-1, 3):
         return Refusal("the softmax is not over the keys (axis)", match.node("weights").attrs["axis"])
-    if list(match.node("context").attrs.get("perm") or ()) != [0, 2, 1, 3]:
-        return Refusal("the context is turned in another way", match.node("context").attrs.get("perm"))
+    if _perm(match, "context") != [0, 2, 1, 3]:
+        return Refusal("the context is turned in another way", _perm(match, "context"))
     context, merged = query.shape(match["context"]), query.shape(match["merged"])
     if context is None or merged is None or None in context or merged != [*context[:2], width]:
         return Refusal(f"'{match['merged'].name}' is not proved to put the heads side by side", f"{context} and {merged}")
     for name in ("q", "k", "scores"):
-        for part in ("factor", "divisor"):
-            value = match.get(f"{name}_{part}")
+        for part_ in ("factor", "divisor"):
+            value = match.get(f"{name}_{part_}")
             if value is not None and query.scalar(value) is None:
                 return Refusal(f"the scale '{value.name}' is not one value", query.shape(value))
     return None if math.isfinite(_scale(match)) else Refusal("the scale of the scores is", _scale(match))
+
+
+def _refuse_turned(match: Match) -> Refusal | None:
+    """Queries, keys and values that are split into heads and turned one by one."""
+    if _packed(match):
+        split = match.node("q_grouped").inputs[0].inputs[0]
+        places = [match.node(f"{role}_grouped").inputs[0] for role in "qkv"]
+        rank = query.rank(split.inputs[0]) or 0
+        if split.attrs.get("axis", 0) not in (-1, rank - 1) or any((query.shape(value) or [0])[-1] != _width(match) for value in places):
+            return Refusal("queries, keys and values are not three equal parts of one product", split.name)
+    for role in "qkv":
+        refusal = _refuse_grouped(match, role, [*_heads(match)])
+        if refusal:
+            return refusal
+    perms = [_perm(match, f"{role}_heads") for role in "qkv"]
+    keys = _keys(match, perms[1])
+    if isinstance(keys, Refusal):
+        return keys
+    if perms[0] != [0, 2, 1, 3] or perms[2] != [0, 2, 1, 3] or keys != [0, 2, 3, 1]:
+        return Refusal("queries, keys or values are turned in another way", ", ".join(map(str, (perms[0], keys, perms[2]))))
+    return None
+
+
+def _refuse_stacked(match: Match) -> Refusal | None:
+    """Queries, keys and values that are split into heads and turned together."""
+    refusal = _refuse_grouped(match, "qkv", [3, *_heads(match)])
+    if refusal:
+        return refusal
+    if _perm(match, "qkv_turned") != [2, 0, 3, 1, 4]:
+        return Refusal("queries, keys and values are turned in another way", _perm(match, "qkv_turned"))
+    places = [_place(match.node(f"{role}_heads")) for role in "qkv"]
+    if places != [0, 1, 2]:
+        return Refusal("queries, keys and values are not the first, second and third of three", places)
+    keys = _keys(match, [0, 2, 1, 3])
+    if isinstance(keys, Refusal):
+        return keys
+    return None if keys == [0, 2, 3, 1] else Refusal("keys are turned in another way", keys)
+
+
+def _refuse_grouped(match: Match, role: str, parts: list[int]) -> Refusal | None:
+    grouped = match[f"{role}_grouped"]
+    before, after = query.shape(match.node(f"{role}_grouped").inputs[0]), query.shape(grouped)
+    if before is None or None in before or after != [*before[:-1], *parts]:
+        return Refusal(f"'{grouped.name}' is not proved to split the width into heads", f"{before} and {after}")
+    return None
+
+
+def _keys(match: Match, heads: list[int]) -> list[int] | Refusal:
+    """Where the axes of the keys in the product of the scores come from, of [batch, sequence, heads, size]; `heads`: after the first turn."""
+    turned = [0, 1, 2, 3]
+    if "k_turned" in match.tensors:
+        turned = _perm(match, "k_turned")
+    elif "k_raised" in match.tensors:
+        # [batch, heads, S, D] -> [batch heads, S, D] -> [batch heads, D, S] -> [batch, heads, D, S]: the exporter of traced programs.
+        before = query.shape(match.node("k_flat").inputs[0])
+        flat, raised = query.shape(match["k_flat"]), query.shape(match["k_raised"])
+        if before is None or flat is None or raised is None or None in before or len(flat) != 3 or _perm(match, "k_flat_turned") != [0, 2, 1]:
+            return Refusal(f"'{match['k_raised'].name}' is not proved to turn keys alone", f"{before}, {flat} and {raised}")
+        if flat[1:] != before[2:] or raised != [*before[:2], before[3], before[2]]:
+            return Refusal(f"'{match['k_raised'].name}' is not proved to turn keys alone", f"{before}, {flat} and {raised}")
+        turned = [0, 1, 3, 2]
+    return [heads[i] for i in turned] if len(turned) == len(heads) else turned
+
+
+def _perm(match: Match, name: str) -> list[int]:
+    return list(match.node(name).attrs.get("perm") or ())
+
+
+def _place(node: gs.Node) -> int | None:
+    """Which of three along the first axis a node takes: a Gather, or the Squeeze of a Slice or of a part of a Split."""
+    if node.op == "Gather":
+        place = query.constant(node.inputs[1])
+        whole = place is not None and place.ndim == 0 and node.attrs.get("axis", 0) in (0, -5)
+        return range(3)[int(place)] if whole and place is not None and -3 <= int(place) < 3 else None
+    (value, axes) = node.inputs
+    if _numbers(axes) != [0]:
+        return None
+    source = value.inputs[0]
+    if source.op == "Split":
+        whole = source.attrs.get("axis", 0) in (0, -5) and len(source.outputs) == 3
+        return next(i for i, output in enumerate(source.outputs) if output is value) if whole else None
+    start, end, along, *step = [_numbers(given) for given in source.inputs[1:]]
+    if along not in ([0], [-5]) or step not in ([], [[1]]) or not start or not end:
+        return None
+    taken = range(3)[start[0] : end[0]]
+    return taken[0] if len(taken) == 1 else None
+
+
+def _numbers(value: gs.Tensor) -> list[int] | None:
+    found = query.constant(value)
+    return None if found is None or found.ndim != 1 else [int(number) for number in found]
 
 
 def _refuse_norms(match: Match) -> Refusal | None:
