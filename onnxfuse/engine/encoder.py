@@ -6,13 +6,14 @@ weights [layers, elements] holds, for each layer, the matrices of Q, K and V sid
 feed-forward network, each as [K / 64, N / 8, 8, 8, 8] (chunk of k, tile of n, eighth of the chunk, n, k) with gamma of the norm before
 it multiplied in. vectors [layers, elements], float32, holds three vectors for each of the four: bias with beta W, sums of columns, zeros
 where a norm stands before the product; bias, gamma and beta of the sum that it is added to otherwise. final [2, width], float32: gamma and
-beta of the norm behind the last layer. plugins/EncoderLayer has the other side.
+beta of the norm behind the last layer. With first_norm, x is what a norm before the first
+layer of a post-norm stack (of the embeddings) takes. plugins/EncoderLayer has the other side.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from onnxfuse.graph.model import DOMAIN
 Array = np.ndarray[Any, Any]
 
 STACK = "EncoderStack"
+NORM = "LayerNormalization"
 # Op type -> pre-norm, activation as the kernel numbers it, and whether there is a mask.
 KINDS = {
     encoder.op_type(before, activation, masked): (before, number, masked)
@@ -56,7 +58,7 @@ Compile = Callable[[str], bytes]
 
 
 def shapes_at(model: onnx.ModelProto, folder: Path, points: Sequence[Point]) -> dict[str, list[Shape]]:
-    """The shapes of the tensors that enter encoder layers, where they can be told, at each of the points.
+    """The shapes of the tensors that enter encoder layers, or a norm before them, where they can be told, at each of the points.
 
     What leads to them is computed by onnxruntime: ONNX's own inference does not see through the computing with shapes of exported models.
     """
@@ -71,6 +73,9 @@ def shapes_at(model: onnx.ModelProto, folder: Path, points: Sequence[Point]) -> 
             found[name] = [shape for point in points if (shape := _shape_of(part, point)) is not None]
         except Exception:  # onnxruntime's are of many kinds; the general kernel has to do then
             continue
+    for node in model.graph.node:
+        if node.op_type == NORM and node.output[0] in found:
+            found[node.input[0]] = found[node.output[0]]
     return found
 
 
@@ -165,26 +170,50 @@ def merge(graph: onnx.GraphProto, folder: Path, shapes: Mapping[str, Sequence[Sh
     if not layers:
         return
     chains = [chain for chain in _chains(layers, graph) if all(fits(shape) for shape in (shapes or {}).get(chain[0].input[0], ()))]
-    stacks = {chain[-1].output[0]: (chain, _stack(chain, held, graph, folder)) for chain in chains}
-    gone = {id(node) for chain, _ in stacks.values() for node in chain}
+    constants = held.keys() - given
+    makers, reads = {output: node for node in graph.node for output in node.output}, _reads(graph)
+    norms = [_norm_before(chain[0], makers, reads, constants) for chain in chains]
+    stacks = {chain[-1].output[0]: _stack(chain, norm, held, graph, folder) for chain, norm in zip(chains, norms, strict=True)}
+    replaced = [node for chain, norm in zip(chains, norms, strict=True) for node in (*chain, *([norm] if norm is not None else []))]
+    gone = {id(node) for node in replaced}
     nodes = []
     for node in graph.node:
         if id(node) not in gone:
             nodes.append(node)
         elif node.output[0] in stacks:
-            nodes.append(stacks[node.output[0]][1])
+            nodes.append(stacks[node.output[0]])
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
-    _drop_unread(graph, {name for chain, _ in stacks.values() for node in chain for name in node.input[1:17]})
+    _drop_unread(graph, {name for node in replaced for name in node.input[1:17]})
 
 
-def _chains(layers: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:
-    """Layers that follow each other, with nobody else reading what is between them."""
+def _reads(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each tensor is read; a graph output is read once."""
     reads: dict[str, int] = {value.name: 1 for value in graph.output}
     for node in graph.node:
         for name in (*node.input, *_captured(node)):
             reads[name] = reads.get(name, 0) + 1
+    return reads
+
+
+def _norm_before(
+    layer: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], reads: Mapping[str, int], constants: Collection[str]
+) -> onnx.NodeProto | None:
+    """The norm that makes what enters a post-norm stack, where nobody else reads it and the kernel computes it the same way."""
+    norm, x = makers.get(layer.input[0]), layer.input[0]
+    if norm is None or norm.op_type != NORM or norm.domain or KINDS[layer.op_type][0] or reads[x] != 1:
+        return None
+    attributes = _attributes(norm)
+    of_layer = (attributes.get("epsilon", 1e-5), attributes.get("axis", -1) in (-1, 2), attributes.get("stash_type", 1))
+    if of_layer != (_attributes(layer)["epsilon"], True, 1) or len(norm.output) != 1 or len(norm.input) != 3:
+        return None
+    return norm if constants >= set(norm.input[1:]) else None
+
+
+def _chains(layers: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:
+    """Layers that follow each other, with nobody else reading what is between them."""
+    reads = _reads(graph)
     by_input = {node.input[0]: node for node in layers}
     follows = {id(by_input[node.output[0]]) for node in layers if _continues(node, by_input.get(node.output[0]), reads)}
     chains = []
@@ -224,24 +253,27 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _stack(chain: Sequence[onnx.NodeProto], held: Mapping[str, TensorProto], graph: onnx.GraphProto, folder: Path) -> onnx.NodeProto:
+def _stack(
+    chain: Sequence[onnx.NodeProto], norm: onnx.NodeProto | None, held: Mapping[str, TensorProto], graph: onnx.GraphProto, folder: Path
+) -> onnx.NodeProto:
     before, activation, masked = KINDS[chain[0].op_type]
     attributes = _attributes(chain[0])
     kind = int(attributes["dtype"])
     layers = [{name: _values(held[node.input[i]], folder) for i, name in enumerate(INPUTS[1:17], start=1)} for node in chain]
+    first = None if norm is None else (_values(held[norm.input[1]], folder), _values(held[norm.input[2]], folder))
     weights, vectors = [], []
     for i, layer in enumerate(layers):
         if before:
             entering: tuple[Array, Array] | None = (layer["gamma1"], layer["beta1"])
             inside = (layer["gamma2"], layer["beta2"])
         else:
-            entering = (layers[i - 1]["gamma2"], layers[i - 1]["beta2"]) if i else None
+            entering = (layers[i - 1]["gamma2"], layers[i - 1]["beta2"]) if i else first
             inside = (layer["gamma1"], layer["beta1"])
         packed = pack_layer(layer, entering, inside, before, helper.tensor_dtype_to_np_dtype(kind))
         weights.append(packed[0])
         vectors.append(packed[1])
     name = chain[0].name or chain[0].output[0]
-    inputs = [chain[0].input[0]]
+    inputs = [chain[0].input[0] if norm is None else norm.input[0]]
     for stem, values in (("weights", np.stack(weights)), ("vectors", np.stack(vectors))):
         inputs.append(_initializer(graph, f"{name}/{stem}", values, kind if stem == "weights" else TensorProto.FLOAT))
     if not before:
@@ -257,6 +289,7 @@ def _stack(chain: Sequence[onnx.NodeProto], held: Mapping[str, TensorProto], gra
         heads=int(attributes["grouped"][2]),
         inner=int(layers[0]["w1"].shape[1]),
         pre_norm=int(before),
+        first_norm=int(before or norm is not None),
         activation=activation,
         has_mask=int(masked),
         epsilon=float(attributes["epsilon"]),

@@ -28,7 +28,7 @@ public:
     {
         static std::vector<PluginField> const known = [] {
             std::vector<PluginField> all;
-            for (char const* name : {"heads", "inner", "pre_norm", "activation", "has_mask"})
+            for (char const* name : {"heads", "inner", "pre_norm", "first_norm", "activation", "has_mask"})
                 all.push_back({name, nullptr, PluginFieldType::kINT32, 1});
             for (char const* name : {"epsilon", "scale"})
                 all.push_back({name, nullptr, PluginFieldType::kFLOAT32, 1});
@@ -43,6 +43,7 @@ public:
         : heads_(fields.integer("heads", 0, 1, 1024))
         , inner_(fields.integer("inner", 0, 64, 8192))
         , before_(fields.integer("pre_norm", 0, 0, 1))
+        , first_norm_(fields.integer("first_norm", before_, 0, 1))
         , activation_(fields.integer("activation", 0, 0, 2))
         , has_mask_(fields.integer("has_mask", 0, 0, 1))
         , epsilon_(fields.number("epsilon", 1e-5f))
@@ -65,14 +66,14 @@ public:
     std::string key() const
     {
         return std::string("onnxfuse 1 ") + kName + " heads=" + std::to_string(heads_) + " inner=" + std::to_string(inner_) + " pre_norm="
-            + std::to_string(before_) + " activation=" + std::to_string(activation_) + " mask=" + std::to_string(has_mask_)
+            + std::to_string(before_) + " first_norm=" + std::to_string(first_norm_) + " activation=" + std::to_string(activation_) + " mask=" + std::to_string(has_mask_)
             + " shapes=" + shapes_;
     }
     std::vector<PluginField> state() const
     {
         auto number = [](char const* name, int32_t const& value) { return PluginField{name, &value, PluginFieldType::kINT32, 1}; };
-        return {number("heads", heads_), number("inner", inner_), number("pre_norm", before_), number("activation", activation_),
-            number("has_mask", has_mask_), {"epsilon", &epsilon_, PluginFieldType::kFLOAT32, 1}, {"scale", &scale_, PluginFieldType::kFLOAT32, 1},
+        return {number("heads", heads_), number("inner", inner_), number("pre_norm", before_),
+            number("first_norm", first_norm_), number("activation", activation_), number("has_mask", has_mask_), {"epsilon", &epsilon_, PluginFieldType::kFLOAT32, 1}, {"scale", &scale_, PluginFieldType::kFLOAT32, 1},
             text_field("shapes", shapes_), text_field("code", *code_)};
     }
 
@@ -290,7 +291,8 @@ private:
         p.width = static_cast<int32_t>(x.d[2]);
         p.inner = inner_;
         p.heads = heads_;
-        p.pre_norm = p.first_norm = before_;
+        p.pre_norm = before_;
+        p.first_norm = first_norm_;
         p.activation = activation_;
         p.epsilon = epsilon_;
         p.scale = scale_;
@@ -300,7 +302,7 @@ private:
         return p;
     }
 
-    int32_t heads_, inner_, before_, activation_, has_mask_;
+    int32_t heads_, inner_, before_, first_norm_, activation_, has_mask_;
     float epsilon_, scale_;
     std::string shapes_;                      // "BxS,..." that have a kernel of their own
     std::shared_ptr<std::string const> code_; // base64; clones share it

@@ -103,7 +103,7 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "BiasGelu": ["approximate"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
-        "EncoderStack": ["heads", "inner", "pre_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
+        "EncoderStack": ["heads", "inner", "pre_norm", "first_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
         "Elementwise": ["layout", "code"],
     }
     assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 2]
