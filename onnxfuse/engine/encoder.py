@@ -13,7 +13,7 @@ layer of a post-norm stack (of the embeddings) takes. plugins/EncoderLayer has t
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def _reads(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _norm_before(
-    layer: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], reads: Mapping[str, int], constants: Collection[str]
+    layer: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], reads: Mapping[str, int], constants: set[str]
 ) -> onnx.NodeProto | None:
     """The norm that makes what enters a post-norm stack, where nobody else reads it and the kernel computes it the same way."""
     norm, x = makers.get(layer.input[0]), layer.input[0]
@@ -208,7 +208,7 @@ def _norm_before(
     of_layer = (attributes.get("epsilon", 1e-5), attributes.get("axis", -1) in (-1, 2), attributes.get("stash_type", 1))
     if of_layer != (_attributes(layer)["epsilon"], True, 1) or len(norm.output) != 1 or len(norm.input) != 3:
         return None
-    return norm if constants >= set(norm.input[1:]) else None
+    return norm if constants.issuperset(norm.input[1:]) else None
 
 
 def _chains(layers: Sequence[onnx.NodeProto], graph: onnx.GraphProto) -> list[list[onnx.NodeProto]]:

@@ -326,20 +326,24 @@ def _refuse_grouped(match: Match, role: str, parts: list[int]) -> Refusal | None
 
 
 def _keys(match: Match, heads: list[int]) -> list[int] | Refusal:
-    """Where the axes of the keys in the product of the scores come from, of [batch, sequence, heads, size]; `heads`: after the first turn."""
+    """Of which axes of [batch, sequence, heads, size] the keys in the product of the scores are; `heads`: those after the first turn."""
     turned = [0, 1, 2, 3]
     if "k_turned" in match.tensors:
         turned = _perm(match, "k_turned")
     elif "k_raised" in match.tensors:
-        # [batch, heads, S, D] -> [batch heads, S, D] -> [batch heads, D, S] -> [batch, heads, D, S]: the exporter of traced programs.
-        before = query.shape(match.node("k_flat").inputs[0])
-        flat, raised = query.shape(match["k_flat"]), query.shape(match["k_raised"])
-        if before is None or flat is None or raised is None or None in before or len(flat) != 3 or _perm(match, "k_flat_turned") != [0, 2, 1]:
-            return Refusal(f"'{match['k_raised'].name}' is not proved to turn keys alone", f"{before}, {flat} and {raised}")
-        if flat[1:] != before[2:] or raised != [*before[:2], before[3], before[2]]:
-            return Refusal(f"'{match['k_raised'].name}' is not proved to turn keys alone", f"{before}, {flat} and {raised}")
+        if not _turns_flat(match):
+            shapes = [query.shape(match[name]) for name in ("k_flat", "k_raised")]
+            return Refusal(f"'{match['k_raised'].name}' is not proved to turn keys alone", f"{shapes[0]} and {shapes[1]}")
         turned = [0, 1, 3, 2]
     return [heads[i] for i in turned] if len(turned) == len(heads) else turned
+
+
+def _turns_flat(match: Match) -> bool:
+    """[batch, heads, S, D] -> [batch heads, S, D] -> [batch heads, D, S] -> [batch, heads, D, S]: the exporter of traced programs."""
+    before, flat = query.shape(match.node("k_flat").inputs[0]), query.shape(match["k_flat"])
+    if before is None or flat is None or None in before or len(before) != 4 or len(flat) != 3 or flat[1:] != before[2:]:
+        return False
+    return _perm(match, "k_flat_turned") == [0, 2, 1] and query.shape(match["k_raised"]) == [*before[:2], before[3], before[2]]
 
 
 def _perm(match: Match, name: str) -> list[int]:
@@ -350,16 +354,19 @@ def _place(node: gs.Node) -> int | None:
     """Which of three along the first axis a node takes: a Gather, or the Squeeze of a Slice or of a part of a Split."""
     if node.op == "Gather":
         place = query.constant(node.inputs[1])
-        whole = place is not None and place.ndim == 0 and node.attrs.get("axis", 0) in (0, -5)
-        return range(3)[int(place)] if whole and place is not None and -3 <= int(place) < 3 else None
-    (value, axes) = node.inputs
+        if place is None or place.ndim != 0 or node.attrs.get("axis", 0) not in (0, -5) or not -3 <= int(place) < 3:
+            return None
+        return range(3)[int(place)]
+    value, axes = node.inputs
     if _numbers(axes) != [0]:
         return None
     source = value.inputs[0]
     if source.op == "Split":
-        whole = source.attrs.get("axis", 0) in (0, -5) and len(source.outputs) == 3
-        return next(i for i, output in enumerate(source.outputs) if output is value) if whole else None
-    start, end, along, *step = [_numbers(given) for given in source.inputs[1:]]
+        thirds = source.attrs.get("axis", 0) in (0, -5) and len(source.outputs) == 3
+        return next(i for i, output in enumerate(source.outputs) if output is value) if thirds else None
+    if len(source.inputs) < 4:
+        return None
+    start, end, along, *step = map(_numbers, source.inputs[1:])
     if along not in ([0], [-5]) or step not in ([], [[1]]) or not start or not end:
         return None
     taken = range(3)[start[0] : end[0]]

@@ -50,7 +50,7 @@ def stack_of(node: onnx.NodeProto, held: dict[str, np.ndarray], x: np.ndarray, m
             matrix = tiled.transpose(0, 2, 4, 1, 3).reshape(k, n)
             parts.append((matrix, vectors[layer, at[1] : at[1] + 3 * n].reshape(3, n)))
             at[0], at[1] = at[0] + size, at[1] + -(-3 * n // 64) * 64
-        mean, scale = statistics(outer, bool(before) or layer > 0)
+        mean, scale = statistics(outer, bool(attrs["first_norm"]) or layer > 0)
         one = (np.zeros_like(mean), np.ones_like(mean))
         (w, (bias, sums, _)) = parts[0]
         qkv = scale * (outer @ w - mean * sums) + bias
@@ -95,6 +95,35 @@ def test_layers_become_one_node_that_says_the_same(before: bool, masked: str | N
     # Weights are rounded to float16, with gamma and without.
     assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
     assert got.shape == (2, 5, WIDTH)
+
+
+@pytest.mark.parametrize("tapped", [False, True])
+def test_a_norm_before_post_norm_layers_goes_with_them(tapped: bool, tmp_path: Path) -> None:
+    spelling = Encoder(dtype=np.float16, activation="relu", embedded=True)
+    model = spelling.model(2)
+    if tapped:  # somebody else reads what the norm gives
+        model.graph.output.append(helper.make_tensor_value_info(model.graph.node[0].output[0], onnx.TensorProto.FLOAT16, [2, 5, WIDTH]))
+    ready = prepared(model, tmp_path)
+    assert [node.op_type for node in ready.graph.node] == ["LayerNormalization"] * tapped + [encoder.STACK]
+    stack = ready.graph.node[-1]
+    assert (attributes(stack)["first_norm"], stack.input[0] == "x") == (int(not tapped), not tapped)
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in ready.graph.initializer}
+    assert set(held) == {name for node in ready.graph.node for name in node.input} - {"x", model.graph.node[0].output[0]}
+    feeds = spelling.feeds()
+    (want,) = helpers.run(Encoder(activation="relu", embedded=True).model(2), {"x": feeds["x"].astype(np.float32)})
+    if not tapped:
+        got = stack_of(stack, held, feeds["x"].astype(np.float64), None)
+        assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-5])
+def test_a_norm_of_another_epsilon_stays(epsilon: float, tmp_path: Path) -> None:
+    model = Encoder(dtype=np.float16, embedded=True).model(1)
+    norm = model.graph.node[0]
+    norm.attribute.remove(next(a for a in norm.attribute if a.name == "epsilon"))
+    norm.attribute.append(helper.make_attribute("epsilon", epsilon))
+    stays = [node.op_type for node in prepared(model, tmp_path).graph.node][:-1]
+    assert stays == ([] if epsilon == 1e-12 else ["LayerNormalization"])
 
 
 def test_layers_with_other_readers_between_them_stay_apart(tmp_path: Path) -> None:

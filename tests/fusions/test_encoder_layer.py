@@ -33,6 +33,11 @@ class Encoder:
     scale: str = "divide"  # "divide", "multiply", "query", "both" or "none"
     shapes: str = "constant"  # of the reshapes: "constant" or "computed"
     turned: bool = False  # keys are turned twice
+    flat: str | None = None  # keys are turned in three axes: "right", or "wrong", another way
+    stacked: str | None = None  # queries, keys and values are split together and taken apart: "gather", "slice" or "split"
+    places: tuple[int, ...] = (0, 1, 2)  # of queries, keys and values in the stack
+    stack_perm: tuple[int, ...] = (2, 0, 3, 1, 4)
+    embedded: bool = False  # x is normalised before the first layer
     bias: bool = True
     gain: bool = False  # layers are scaled (CaiT, DINOv2)
     constant_nodes: bool = False
@@ -78,6 +83,29 @@ class Encoder:
         y = net.op("Reshape", x, to)
         return net.op("Transpose", y, perm=list(perm)) if perm else y
 
+    def apart(self, h: str) -> list[str]:
+        heads = [0, 0, WIDTH // self.size, self.size]
+        keys = (0, 2, 1, 3) if self.turned or self.flat else (0, 2, 3, 1)
+        return [self.grouped(self.linear(h, WIDTH, WIDTH), perm, heads) for perm in (self.perm, keys, (0, 2, 1, 3))]
+
+    def taken_apart(self, h: str) -> list[str]:
+        """As timm's exports: [batch, sequence, 3, heads, size], turned, and one of the three each."""
+        net, zero = self.net, self.net.const([0], np.int64)
+        whole = self.grouped(self.linear(h, WIDTH, 3 * WIDTH), self.stack_perm, [0, 0, 3, WIDTH // self.size, self.size])
+        if self.stacked == "gather":
+            return [net.op("Gather", whole, net.const(place, np.int64), axis=0) for place in self.places]
+        if self.stacked == "slice":
+            ends = [place + 1 if place < 2 else 2**63 - 1 for place in self.places]
+            parts = [
+                net.op("Slice", whole, net.const([place], np.int64), net.const([end], np.int64), zero)
+                for place, end in zip(self.places, ends, strict=True)
+            ]
+        else:
+            made = [f"{whole}_{place}" for place in range(3)]
+            net.op("Split", whole, net.const([1, 1, 1], np.int64), out=made, axis=0)
+            parts = [made[place] for place in self.places]
+        return [net.op("Squeeze", part, zero) for part in parts]
+
     def activated(self, x: str) -> str:
         net = self.net
         if self.activation == "relu":
@@ -93,12 +121,13 @@ class Encoder:
     def layer(self, x: str, out: str) -> str:
         net = self.net
         h = self.norm(x, self.epsilon[0]) if self.before else x
-        heads = [0, 0, WIDTH // self.size, self.size]
-        q = self.grouped(self.linear(h, WIDTH, WIDTH), self.perm, heads)
-        k = self.grouped(self.linear(h, WIDTH, WIDTH), (0, 2, 1, 3) if self.turned else (0, 2, 3, 1), heads)
-        if self.turned:
+        q, k, v = self.taken_apart(h) if self.stacked else self.apart(h)
+        if self.flat:
+            flat = [-1, 5, self.size] if self.flat == "right" else [-1, self.size, 5]
+            k = net.op("Transpose", net.op("Reshape", k, net.const(flat, np.int64)), perm=[0, 2, 1])
+            k = net.op("Reshape", k, net.const([-1, WIDTH // self.size, self.size, 5], np.int64))
+        elif self.turned or self.stacked:
             k = net.op("Transpose", k, perm=[0, 1, 3, 2])
-        v = self.grouped(self.linear(h, WIDTH, WIDTH), (0, 2, 1, 3), heads)
         by = np.sqrt(self.size)
         if self.scale in ("query", "both"):
             q = net.op("Mul", q, net.const(1 / by if self.scale == "query" else by**-0.5, self.dtype))
@@ -126,7 +155,7 @@ class Encoder:
 
     def model(self, layers: int = 1, batch: Any = 2, length: Any = 5) -> onnx.ModelProto:
         kind = int(helpers.helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)))
-        x = "x"
+        x = self.norm("x", self.epsilon[0]) if self.embedded else "x"
         for i in range(layers):
             x = self.layer(x, "y" if i == layers - 1 else f"y{i}")
         inputs = [value("x", [batch, length, WIDTH], kind)]
@@ -165,6 +194,11 @@ SPELLINGS: list[dict[str, Any]] = [
     {"scale": "query"},
     {"scale": "none"},
     {"turned": True},
+    {"flat": "right"},
+    {"stacked": "gather", "before": True},
+    {"stacked": "slice", "before": True, "flat": "right", "scale": "both"},
+    {"stacked": "split", "bias": False},
+    {"stacked": "split", "opset": 13, "turned": True, "masked": "keys"},
     {"bias": False},
     {"gain": True, "before": True},
     {"gain": True, "bias": False},
@@ -213,11 +247,16 @@ def test_half() -> None:
         ({"size": 16}, "heads are not of"),
         ({"opset": 12, "shapes": "constant"}, "needs operator set 13"),
         ({"tap": "middle"}, "is also read by"),
+        ({"stacked": "gather", "places": (0, 2, 1)}, "are not the first, second and third of three ([0, 2, 1])"),
+        ({"stacked": "slice", "places": (1, 1, 2)}, "are not the first, second and third of three ([1, 1, 2])"),
+        ({"stacked": "split", "places": (2, 1, 0)}, "are not the first, second and third of three ([2, 1, 0])"),
+        ({"stacked": "gather", "stack_perm": (2, 1, 3, 0, 4)}, "queries, keys and values are turned in another way"),
+        ({"flat": "wrong"}, "is not proved to turn keys alone"),
     ],
 )
 def test_refused(spelling: dict[str, Any], reason: str) -> None:
     encoder = Encoder(**spelling)
-    _, sites, misses = helpers.fuse(encoder.model(), ONLY)
+    _, sites, misses = helpers.fuse(encoder.model(batch=5), ONLY)
     assert "encoder_layer" not in helpers.names(sites)
     assert any(reason in miss.reason for miss in misses if miss.fusion == "encoder_layer"), [m.reason for m in misses]
 
