@@ -152,7 +152,7 @@ def source(kind: int, inner: int, heads: int, shapes: Sequence[Shape]) -> str:
         f"""
 extern "C" __global__ void __launch_bounds__(kThreads, 1) encode_{batch}x{sequence}(__grid_constant__ Args<{_TYPE_NAMES[kind]}> const args)
 {{
-    constexpr int cluster = cluster_for({batch}, {sequence}), clusters = compiled_clusters(cluster);
+    constexpr int cluster = cluster_for({batch}, {sequence}, {width}, {inner}), clusters = compiled_clusters(cluster);
     run_encoder<{_TYPE_NAMES[kind]}, FixedShape<{batch}, {sequence}, {width}, {inner}, {heads}, cluster, clusters, kCompiledShared>>(args);
 }}
 """

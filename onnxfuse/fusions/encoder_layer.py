@@ -27,7 +27,7 @@ from onnxfuse.graph.encoder import ACTIVATIONS, INPUTS, op_type
 from onnxfuse.graph.model import Model
 
 OLDEST = 13  # operator set: Softmax along one axis, Split with its widths as input
-WIDEST, LONGEST, MOST_INNER = 1024, 512, 8192  # width, sequence, width of the feed-forward network
+WIDEST, LONGEST, MOST_INNER = 1024, 512, 4  # width, sequence, width of the feed-forward network in widths
 HEAD_SIZES = (32, 64, 128)
 # Queries, keys and values: three products; parts of one, each split into heads (qkv_pack); one that is split into [3, heads, size] as a
 # whole, turned to [3, batch, heads, sequence, size], and taken apart (timm).
@@ -223,8 +223,8 @@ def _refuse_sizes(match: Match) -> Refusal | None:
     width, inner = shape[-1], (query.shape(match["inner_weight"]) or [None])[-1]
     if not isinstance(width, int) or width % 64 or not 64 <= width <= WIDEST:
         return Refusal(f"width is no multiple of 64 up to {WIDEST}", width)
-    if not isinstance(inner, int) or inner % 64 or inner > MOST_INNER:
-        return Refusal(f"width of the feed-forward network is no multiple of 64 up to {MOST_INNER}", inner)
+    if not isinstance(inner, int) or inner % 64 or not 64 <= inner <= MOST_INNER * width:
+        return Refusal(f"width of the feed-forward network is no multiple of 64 up to {MOST_INNER} times {width}", inner)
     if isinstance(shape[1], int) and shape[1] > LONGEST:
         return Refusal(f"sequence is longer than {LONGEST}", shape[1])
     return None

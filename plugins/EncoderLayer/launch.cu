@@ -94,12 +94,40 @@ cudaLaunchAttribute cluster_attribute(int size)
     return attribute;
 }
 
+// The plan with clusters of this size. cudaErrorNotSupported where so few do not do.
+template <typename T>
+cudaError_t plan_with(Problem const& p, int cluster, int shared_bytes, Plan& plan)
+{
+    cudaLaunchAttribute attribute = cluster_attribute(cluster);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    if (cudaError_t const status = cudaOccupancyMaxActiveClusters(&clusters, encode_kernel<T>(), &config); status != cudaSuccess)
+        return status;
+    if (clusters < 1)
+        return cudaErrorCooperativeLaunchTooLarge;
+    clusters = std::min(clusters, 132);
+    if (p.clusters)
+        clusters = std::min(clusters, p.clusters);
+    Wishes wishes{};
+    std::copy(p.parts, p.parts + kProducts, wishes.parts);
+    std::copy(p.blocks, p.blocks + kProducts, wishes.blocks);
+    wishes.per = p.per;
+    wishes.stages = p.stages;
+    bool const fits = make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, cluster, clusters, shared_bytes, wishes, plan);
+    return fits ? cudaSuccess : cudaErrorNotSupported;
+}
+
 template <typename T>
 cudaError_t choose(Problem const& p, Plan& plan)
 {
     if (cudaError_t const status = check(p); status != cudaSuccess)
         return status;
-    int device = 0, major = 0, shared_bytes = 0, clusters = 0;
+    int device = 0, major = 0, shared_bytes = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status == cudaSuccess)
         status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -113,29 +141,13 @@ cudaError_t choose(Problem const& p, Plan& plan)
     status = cudaFuncSetAttribute(encode_kernel<T>(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (status != cudaSuccess)
         return status;
-    int const cluster = p.cluster ? p.cluster : cluster_for(p.batch, p.sequence);
-    cudaLaunchAttribute attribute = cluster_attribute(cluster);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(cluster));
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    status = cudaOccupancyMaxActiveClusters(&clusters, encode_kernel<T>(), &config);
+    // Slices are those of clusters: a GPU of few multiprocessors needs smaller ones for wide layers.
+    int cluster = p.cluster ? p.cluster : cluster_for(p.batch, p.sequence, p.width, p.inner);
+    status = plan_with<T>(p, cluster, shared_bytes, plan);
+    while (status == cudaErrorNotSupported && !p.cluster && cluster > 1)
+        status = plan_with<T>(p, cluster /= 2, shared_bytes, plan);
     if (status != cudaSuccess)
         return status;
-    if (clusters < 1)
-        return cudaErrorCooperativeLaunchTooLarge;
-    clusters = std::min(clusters, 132);
-    if (p.clusters)
-        clusters = std::min(clusters, p.clusters);
-    Wishes wishes{};
-    std::copy(p.parts, p.parts + kProducts, wishes.parts);
-    std::copy(p.blocks, p.blocks + kProducts, wishes.blocks);
-    wishes.per = p.per;
-    wishes.stages = p.stages;
-    if (!make_plan(p.batch, p.sequence, p.width, p.inner, p.heads, cluster, clusters, shared_bytes, wishes, plan))
-        return cudaErrorNotSupported;
 #ifdef ONNXFUSE_FIXED
     constexpr Plan known = Shape::plan();
     if (std::memcmp(&plan, &known, sizeof plan) || p.batch != Shape::kBatch || p.sequence != Shape::kSequence || p.width != Shape::kWidth
@@ -321,7 +333,7 @@ namespace onnxfuse::encoder
 {
 OnnxfuseEncoder as_compiled(OnnxfuseEncoder problem)
 {
-    problem.cluster = cluster_for(problem.batch, problem.sequence);
+    problem.cluster = cluster_for(problem.batch, problem.sequence, problem.width, problem.inner);
     problem.clusters = compiled_clusters(problem.cluster);
     return problem;
 }

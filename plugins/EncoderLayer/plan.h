@@ -101,10 +101,11 @@ constexpr int compiled_clusters(int cluster)
     return cluster == 2 ? 66 : 120 / cluster; // one of 2 has a TPC to itself; of 4, 30 find room on an H200
 }
 // Blocks of a cluster. Measured on an H200: bert-base at 1 x 512 takes 937 us with 2 and 1116 with 4, at 1 x 128 391 and 345, ViT-S at
-// 1 x 197 303 and 300.
-constexpr int cluster_for(int batch, int sequence)
+// 1 x 197 303 and 300. Slices of widths above 480 tiles, as bert-large has them, need more clusters than there are of 4.
+constexpr int cluster_for(int batch, int sequence, int width, int inner)
 {
-    return batch * ceil_of(sequence, 16) * 16 >= 512 ? 2 : 4;
+    bool const wide = std::max(3 * width, inner) / 8 > kMaxTiles * compiled_clusters(4);
+    return wide || batch * ceil_of(sequence, 16) * 16 >= 512 ? 2 : 4;
 }
 
 // Clocks of a product, roughly: what makes divisions comparable. The rates are those measured on an H200: an SM loads 45 bytes of

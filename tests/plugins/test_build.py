@@ -77,7 +77,8 @@ def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) ->
     kernels = library(sm).kernels
     stems = {use.name.split("<")[0] for use in kernels}
     recurrent = {"persistent", "resident", "all_steps", "one_step", "project", "project_float"}
-    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "encoder::encode", "encoder::Patience::give_up", *recurrent}
+    encoders = {"encoder::encode", *(["encoder::Patience::give_up"] if sm == 90 else [])}  # elsewhere there is nothing in it
+    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", *encoders, *recurrent}
     assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
     for use in kernels:
         assert use.sm == sm
