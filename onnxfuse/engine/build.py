@@ -108,18 +108,19 @@ def build(
     """
     _check_output(model, out)
     profiles = _profiles(model, shapes)
-    wanted = prepare.plugin_ops_in(model, _plugin_ops()) if use_plugins else frozenset()
+    left: list[str] = []
+    wanted = prepare.plugin_ops_in(model, _plugin_ops(), left.append) if use_plugins else frozenset()
     cache = _read_cache(timing_cache)
     _check_gpu_name(gpu)
     device = _device(gpu)
     check_gpu(gpu, device)
     if compatible and device.sm < manifests.AMPERE:
         raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
-    wanted = prepare.taken(wanted, manifests.AMPERE if compatible else device.sm)
+    wanted = prepare.taken(wanted, manifests.AMPERE if compatible else device.sm, left.append)
     library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
     plans = _generated(model, wanted, manifests.AMPERE if compatible else device.sm, compatible is not None)
     order = trt.Order(
-        model=prepare.for_parser(model, wanted, plans, points(profiles), encoder.compiled),
+        model=prepare.for_parser(model, wanted, plans, points(profiles), encoder.compiled, left.append),
         path=model,
         profiles=profiles,
         cache=cache,
@@ -130,7 +131,7 @@ def build(
         level=level,
     )
     use = _plugin_use(library, out, embed_plugins, wanted)
-    return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()))
+    return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()), tuple(left))
 
 
 def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
@@ -261,6 +262,7 @@ def _make(
     timing_cache: Path | None,
     progress: ProgressCallback | None,
     generated: tuple[Mapping[str, Any], ...] = (),
+    left: tuple[str, ...] = (),
 ) -> Manifest:
     """Builds what `order` says and writes engine, manifest and timing cache."""
     start = time.monotonic()
@@ -287,6 +289,7 @@ def _make(
         timing_cache=_seen_from(out, timing_cache) if timing_cache is not None and built.cache is not None else None,
         compatible="ampere+" if order.compatible else None,
         generated=generated,
+        left=left,
     )
     _write(out, built.engine, result, order.libraries)
     if timing_cache is not None and built.cache is not None:

@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfuse.graph import encoder
 from onnxfuse.graph.encoder import INPUTS
 from onnxfuse.graph.model import DOMAIN
+from onnxfuse.graph.names import shown
 
 Array = np.ndarray[Any, Any]
 
@@ -53,6 +54,7 @@ def executable(node: onnx.NodeProto) -> bool:
 Shape = tuple[int, ...]
 Point = Mapping[str, Sequence[int]]
 """A shape for each of the inputs that the engine is built for."""
+Say = Callable[[str], None]
 Compile = Callable[[str], bytes]
 """CUDA source to machine code."""
 
@@ -161,15 +163,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) encode_{batch}x{sequen
     return f'#include "EncoderLayer/encoder.cuh"\n\nnamespace onnxfuse::encoder\n{{{kernels}}}\n'
 
 
-def merge(graph: onnx.GraphProto, folder: Path, shapes: Mapping[str, Sequence[Shape]] | None = None) -> None:
-    """Replaces the encoder layers of a graph that the plugin takes, in place. Left are layers whose parameters are no initializers, and
-    those where `shapes` has a shape of what enters them that is too large."""
+def merge(graph: onnx.GraphProto, folder: Path, shapes: Mapping[str, Sequence[Shape]], say: Say = lambda line: None) -> None:
+    """Replaces the encoder layers of a graph that the plugin takes, in place; `say` is told why others are left to TensorRT. `shapes` are
+    those of what enters them; the plugin refuses too many tokens when the engine is built, so those must be known."""
     held = {tensor.name: tensor for tensor in graph.initializer}
     given = {value.name for value in graph.input}
-    layers = [node for node in graph.node if executable(node) and all(name in held and name not in given for name in node.input[1:17])]
+    layers = []
+    for node in graph.node:
+        if executable(node) and all(name in held and name not in given for name in node.input[1:17]):
+            layers.append(node)
+        elif executable(node):
+            say(f"{_shown(node)}: its weights are computed at run time: left to TensorRT")
     if not layers:
         return
-    chains = [chain for chain in _chains(layers, graph) if all(fits(shape) for shape in (shapes or {}).get(chain[0].input[0], ()))]
+    chains = []
+    for chain in _chains(layers, graph):
+        known = shapes.get(chain[0].input[0], ())
+        beyond = [shape for shape in known if not fits(shape)]
+        if known and not beyond:
+            chains.append(chain)
+            continue
+        why = f"more tokens than the kernel takes, {list(beyond[0])}" if beyond else f"the shape of '{chain[0].input[0]}' cannot be told"
+        say(f"{_shown(chain[0])}: {why}: left to TensorRT")
     constants = held.keys() - given
     makers, reads = {output: node for node in graph.node for output in node.output}, _reads(graph)
     norms = [_norm_before(chain[0], makers, reads, constants) for chain in chains]
@@ -186,6 +201,10 @@ def merge(graph: onnx.GraphProto, folder: Path, shapes: Mapping[str, Sequence[Sh
     del graph.node[:]
     graph.node.extend(kept)
     _drop_unread(graph, {name for node in replaced for name in node.input[1:17]})
+
+
+def _shown(node: onnx.NodeProto) -> str:
+    return f"encoder layer {shown(node.name or node.output[0])}"
 
 
 def _reads(graph: onnx.GraphProto) -> dict[str, int]:

@@ -58,13 +58,15 @@ def for_parser(
     generated: Mapping[str, Plan] | None = None,
     points: Sequence[encoder.Point] = ({},),
     compile: encoder.Compile | None = None,
+    say: encoder.Say = lambda line: None,
 ) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
     without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
     element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. With `compile`, encoder
-    layers get kernels for their shapes at `points`, which give shapes to inputs that have none of their own. External data are not
+    layers get kernels for their shapes at `points`, which give shapes to inputs that have none of their own; `say` is told why some of them
+    are left to TensorRT. External data are not
     read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
     one, and the nodes of an inlined body are named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be
     led back to the model's nodes.
@@ -77,7 +79,7 @@ def for_parser(
     for graph in _all_graphs(model):
         _make_native(graph.node)
         if encoders:
-            encoder.merge(graph, path.parent, shapes)
+            encoder.merge(graph, path.parent, shapes, say)
         if compile is not None:
             encoder.compile_for(graph, shapes, compile)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
@@ -108,18 +110,21 @@ def for_parser(
     return bytes(model.SerializeToString())
 
 
-def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
+def plugin_ops_in(path: Path, plugin_ops: frozenset[str], say: encoder.Say = lambda line: None) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    return frozenset(
-        node.op_type
-        for node in _nodes(read(path))
-        if node.domain == DOMAIN and creator(node.op_type) in plugin_ops and (node.op_type not in encoder.KINDS or encoder.executable(node))
-    )
+    known = [node for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops]
+    wide = [node for node in known if node.op_type in encoder.KINDS and not encoder.executable(node)]
+    if wide:
+        say(f"encoder layers: their kernel takes float16 and bfloat16, and {len(wide)} are of another type: left to TensorRT")
+    return frozenset(node.op_type for node in known if node not in wide)
 
 
-def taken(ops: frozenset[str], sm: int) -> frozenset[str]:
+def taken(ops: frozenset[str], sm: int, say: encoder.Say = lambda line: None) -> frozenset[str]:
     """Those of `ops` whose plugins run on this architecture: encoder layers have a kernel for sm_90 alone, and are TensorRT's elsewhere."""
-    return ops if sm == encoder.SM else frozenset(op for op in ops if creator(op) != encoder.STACK)
+    runs = ops if sm == encoder.SM else frozenset(op for op in ops if creator(op) != encoder.STACK)
+    if runs != ops:
+        say(f"encoder layers: their kernel is for sm_{encoder.SM}, and this is for sm_{sm}: left to TensorRT")
+    return runs
 
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:

@@ -112,6 +112,9 @@ class Fusion:
     needs: tuple[str, ...] = ()
     # Folding that costs nothing and is never measured: the policy `proven` always does it.
     free: bool = False
+    # Where its kernels are: compute capabilities (90) and numpy's names of element types; empty for all.
+    architectures: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
     # Tried in this order, the larger first.
     patterns: tuple[Pattern, ...]
     # The operator without which an attempt is no near miss, where others of the pattern stand everywhere.

@@ -96,6 +96,8 @@ class EncoderLayer(Fusion):
     name = "encoder_layer"
     kind = "fused"
     needs = ("layernorm", "gelu")
+    architectures = (90,)
+    dtypes = ("float16", "bfloat16")
     patterns = tuple(layer(form) for layer in (_post_norm, _pre_norm) for form in FORMS)
 
     def check(self, match: Match, model: Model) -> Refusal | None:

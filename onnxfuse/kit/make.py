@@ -80,17 +80,18 @@ def make(
     if compatible is not None and gpu.sm < manifests.AMPERE:
         raise BadInput(f"--gpu {gpu.name}: hardware-compatible engines need compute capability 8.0 or newer; leave --compatible off")
     profiles = parse(shapes, inputs_of(model))
-    wanted = prepare.plugin_ops_in(model, frozenset(op.name for op in plugins.ops())) if use_plugins else frozenset()
-    engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
+    left: list[str] = []
+    wanted = prepare.plugin_ops_in(model, frozenset(op.name for op in plugins.ops()), left.append) if use_plugins else frozenset()
     with whole_folder(folder) as work:
         progress("preparing the models")
         sm = manifests.AMPERE if compatible else gpu.sm
-        wanted = prepare.taken(wanted, sm)
+        wanted = prepare.taken(wanted, sm, left.append)
         plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
-        engines = {name: prepare.taken(ops, sm) for name, ops in engines.items()}
+        engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
         at = tuple({name: tuple(getattr(p, which)) for name, p in profiles.items()} for which in ("min", "opt", "max"))
         protos = {
-            name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans, at, encoder.compiled)) for name, ops in engines.items()
+            name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans, at, encoder.compiled, left.append))
+            for name, ops in engines.items()
         }
         _write_models(protos, model.parent, work)
         library = None
@@ -118,7 +119,7 @@ def make(
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
             **_limits(model, original, given),
-            "notes": list(manifests.cuts(plan.to_dict() for plan in plans.values())),
+            "notes": [*left, *manifests.cuts(plan.to_dict() for plan in plans.values())],
             "files": files,
         }
         text = (json.dumps(about, indent=1) + "\n").encode()

@@ -65,6 +65,11 @@ class Group:
         return frozenset(place.site.key for place in self.places).union(*(place.needs for place in self.places))
 
     @property
+    def size(self) -> int:
+        """How many nodes it replaces."""
+        return sum(len(place.site.nodes) for place in self.places)
+
+    @property
     def variant(self) -> str | None:
         """The variant of all of them; None where they differ or have none."""
         variants = {place.site.variant for place in self.places}
@@ -242,9 +247,9 @@ def search(
     """Measures groups and combinations of them, and says for every site whether it is fused and why.
 
     first, again: the candidates of the search and of the final rebuild, with the sites left to be filled in; they differ in where engines
-    are kept. promise: the ratio that is expected of a group, which says what is measured first. The budget ends with the start of a
-    candidate; what has won until then is still built again. Raises BadInput or MissingHere where not even the automatic engine can be
-    measured. What `run` raises goes through.
+    are kept. promise: the ratio that is expected of a group, which says what is measured first; of equal ones, it is what replaces more
+    nodes. The budget ends with the start of a candidate; what has won until then is still built again. Raises BadInput or MissingHere
+    where not even the automatic engine can be measured. What `run` raises goes through.
     """
     return _Search(groups, first, again, run, budget, say).go(promise)
 
@@ -263,7 +268,7 @@ class _Search:
 
     def go(self, promise: Callable[[Group], float]) -> Found:
         automatic = self._automatic()
-        alone = self._alone(sorted(self.groups, key=lambda group: (-promise(group), -len(group.places))))
+        alone = self._alone(sorted(self.groups, key=lambda group: (-promise(group), -group.size)))
         known = self._combined({name: trial for name, trial in alone.items() if trial.won})
         final = self._final(known) or automatic
         decisions = {

@@ -158,13 +158,31 @@ def test_shapes_that_are_too_large_are_left_to_tensorrt(tmp_path: Path) -> None:
     fused = helpers.fuse(Encoder(dtype=np.float16).model(2), ("encoder_layer",))[0]
     fused.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.save(fused, path)
-    ready = onnx.ModelProto.FromString(prepare.for_parser(path, prepare.plugin_ops_in(path, PLUGINS), None, ({"x": (1000, 5, WIDTH)},)))
+    said: list[str] = []
+    ops, points = prepare.plugin_ops_in(path, PLUGINS), ({"x": (1, 5, WIDTH)}, {"x": (1000, 5, WIDTH)})
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, ops, None, points, None, said.append))
     assert encoder.STACK not in {node.op_type for node in ready.graph.node}
+    assert said == ["encoder layer encoder_layer: more tokens than the kernel takes, [1000, 5, 64]: left to TensorRT"]
+
+
+def test_layers_whose_tokens_cannot_be_told_are_left_to_tensorrt(tmp_path: Path) -> None:
+    """The plugin would refuse too many of them in the middle of a build."""
+    path = tmp_path / "model.onnx"
+    fused = helpers.fuse(Encoder(dtype=np.float16).model(2), ("encoder_layer",))[0]
+    fused.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(fused, path)
+    said: list[str] = []
+    ready = onnx.ModelProto.FromString(prepare.for_parser(path, prepare.plugin_ops_in(path, PLUGINS), say=said.append))
+    assert encoder.STACK not in {node.op_type for node in ready.graph.node}
+    assert said == ["encoder layer encoder_layer: the shape of 'x' cannot be told: left to TensorRT"]
 
 
 def test_other_architectures_leave_layers_to_tensorrt() -> None:
-    assert prepare.taken(frozenset({encoder.STACK, "BiasGelu"}), 80) == {"BiasGelu"}
-    assert prepare.taken(frozenset({encoder.STACK, "BiasGelu"}), 90) == {encoder.STACK, "BiasGelu"}
+    said: list[str] = []
+    assert prepare.taken(frozenset({"EncoderLayer", "BiasGelu"}), 90, said.append) == {"EncoderLayer", "BiasGelu"}
+    assert not said
+    assert prepare.taken(frozenset({"EncoderLayer", "BiasGelu"}), 80, said.append) == {"BiasGelu"}
+    assert said == ["encoder layers: their kernel is for sm_90, and this is for sm_80: left to TensorRT"]
 
 
 @pytest.mark.nvcc
@@ -179,7 +197,9 @@ def test_a_kernel_for_a_shape_compiles_without_spills() -> None:
 def test_float32_is_left_to_tensorrt(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(helpers.fuse(Encoder().model(), ("encoder_layer",))[0], path)
-    assert prepare.plugin_ops_in(path, PLUGINS) == frozenset()
+    said: list[str] = []
+    assert prepare.plugin_ops_in(path, PLUGINS, said.append) == frozenset()
+    assert said == ["encoder layers: their kernel takes float16 and bfloat16, and 1 are of another type: left to TensorRT"]
     ready = onnx.ModelProto.FromString(prepare.for_parser(path, frozenset()))
     assert "Softmax" in {node.op_type for node in ready.graph.node}
     assert not any(node.domain == "onnxfuse" for node in ready.graph.node)
