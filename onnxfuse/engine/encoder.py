@@ -75,6 +75,9 @@ def shapes_at(model: onnx.ModelProto, folder: Path, points: Sequence[Point]) -> 
             found[name] = [shape for point in points if (shape := _shape_of(part, point)) is not None]
         except Exception:  # onnxruntime's are of many kinds; the general kernel has to do then
             continue
+    for node in layers:  # in their order: what a layer gives is shaped as what it takes
+        if node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]]
     for node in model.graph.node:
         if node.op_type == NORM and node.output[0] in found:
             found[node.input[0]] = found[node.output[0]]
