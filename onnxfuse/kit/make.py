@@ -54,6 +54,8 @@ class Kit:
     """Bytes of all files."""
     plugins: tuple[str, ...]
     cases: int
+    notes: tuple[str, ...] = ()
+    """What was left to TensorRT and why, and generated kernels that were too big."""
 
 
 def make(
@@ -105,6 +107,7 @@ def make(
         _write_reference(given, work / REFERENCE)
         shutil.copyfile(Path(target.__file__), work / SCRIPT)
         files = {path.name: manifests.file_digest(path) for path in sorted(work.iterdir())}
+        notes = [*left, *manifests.cuts(plan.to_dict() for plan in plans.values())]
         creators = sorted({prepare.creator(op) for op in wanted})
         about = {
             "schema": target.SCHEMA,
@@ -119,13 +122,13 @@ def make(
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
             **_limits(model, original, given),
-            "notes": [*left, *manifests.cuts(plan.to_dict() for plan in plans.values())],
+            "notes": notes,
             "files": files,
         }
         text = (json.dumps(about, indent=1) + "\n").encode()
         (work / target.KIT).write_bytes(text)
         size = sum(path.stat().st_size for path in work.iterdir())
-    return Kit(folder, gpu, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds))
+    return Kit(folder, gpu, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds), tuple(notes))
 
 
 def check_processor(gpu: Gpu) -> None:
