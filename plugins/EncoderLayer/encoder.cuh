@@ -1313,11 +1313,6 @@ private:
 };
 
 // allow-spill encoder: 64 bytes, a handful of loads in a launch of 100 us; without attention there are none
-#ifdef ONNXFUSE_FIXED
-using Shape = FixedShape<ONNXFUSE_FIXED>;
-#else
-using Shape = AnyShape;
-#endif
 template <typename T, typename Known>
 __device__ __forceinline__ void run_encoder(Args<T> const& args)
 {
@@ -1329,6 +1324,6 @@ __device__ __forceinline__ void run_encoder(Args<T> const& args)
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1) encode(__grid_constant__ Args<T> const args)
 {
-    run_encoder<T, Shape>(args);
+    run_encoder<T, AnyShape>(args);
 }
 } // namespace onnxfuse::encoder

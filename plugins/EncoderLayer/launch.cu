@@ -5,9 +5,6 @@
 
 #include "../common/launch.cuh"
 #include "kernels.h"
-#ifdef ONNXFUSE_FIXED
-#include "encoder.cuh"
-#endif
 
 namespace onnxfuse::encoder
 {
@@ -148,12 +145,6 @@ cudaError_t choose(Problem const& p, Plan& plan)
         status = plan_with<T>(p, cluster /= 2, shared_bytes, plan);
     if (status != cudaSuccess)
         return status;
-#ifdef ONNXFUSE_FIXED
-    constexpr Plan known = Shape::plan();
-    if (std::memcmp(&plan, &known, sizeof plan) || p.batch != Shape::kBatch || p.sequence != Shape::kSequence || p.width != Shape::kWidth
-        || p.inner != Shape::kInner || p.heads != Shape::kHeads)
-        return cudaErrorNotSupported;
-#endif
     return cudaSuccess;
 }
 
@@ -285,33 +276,6 @@ extern "C" size_t onnxfuse_encoder_workspace_up_to(OnnxfuseEncoder const* proble
         most = std::max(most, onnxfuse_encoder_workspace(&smaller));
     }
     return most;
-}
-
-extern "C" int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, int64_t* numbers, int most)
-{
-    using namespace onnxfuse::encoder;
-    Plan plan;
-    if (!problem)
-        return -cudaErrorInvalidValue;
-    if (cudaError_t const status = choose_any(*problem, plan); status != cudaSuccess)
-        return -status;
-    Places const at = lay_out(*problem, plan);
-    int64_t const all[] = {plan.cluster, plan.clusters, plan.padded, plan.rows, plan.shared.total, plan.shared.ring, plan.shared.sums, at.outer,
-        at.middle, at.qkv, at.context, at.inner, at.statistics[0], at.statistics[1]};
-    int count = 0;
-    auto give = [&](int64_t v) {
-        if (count < most)
-            numbers[count] = v;
-        ++count;
-    };
-    for (int64_t v : all)
-        give(v);
-    for (ProductPlan const& p : plan.product)
-    {
-        for (int v : {p.slices, p.groups, p.parts, p.blocks, p.passes, p.wide, p.stages, p.per})
-            give(v);
-    }
-    return count;
 }
 
 extern "C" int onnxfuse_launch_encoder(OnnxfuseEncoder const* problem, void* workspace, size_t bytes, void* stream)

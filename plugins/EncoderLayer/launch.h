@@ -50,8 +50,6 @@ struct OnnxfuseEncoder
 ONNXFUSE_EXPORT size_t onnxfuse_encoder_workspace(OnnxfuseEncoder const* problem);
 // The most that this problem or one with fewer rows needs.
 ONNXFUSE_EXPORT size_t onnxfuse_encoder_workspace_up_to(OnnxfuseEncoder const* problem);
-// Where the parts of the workspace lie and how the products are shared out, as numbers: for tests. Returns how many.
-ONNXFUSE_EXPORT int onnxfuse_encoder_describe(OnnxfuseEncoder const* problem, int64_t* numbers, int most);
 // Computes the layers. Returns a cudaError_t: cudaErrorInvalidValue for sizes that make no sense, cudaErrorNotSupported for those that
 // do not fit, cudaErrorCooperativeLaunchTooLarge where blocks would not be resident at once, cudaErrorMemoryAllocation for too small a
 // workspace, cudaErrorMisalignedAddress. Asynchronous; safe to capture in a graph.

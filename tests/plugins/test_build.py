@@ -23,7 +23,6 @@ SMALL_GPU = 80
 EXPORTS = {
     "getCreators",
     "setLoggerFinder",
-    "onnxfuse_encoder_describe",
     "onnxfuse_encoder_workspace",
     "onnxfuse_encoder_workspace_up_to",
     "onnxfuse_launch_bias_gelu",
