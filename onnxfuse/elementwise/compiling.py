@@ -1,8 +1,8 @@
 """Compiling an expression, judging its kernels, and cutting it where they are too big.
 
-A generated kernel is too big where it spills registers, or where a multiprocessor holds too few of its warps to keep the memory busy. It is
-then cut at one value: the first part computes the value and stores it, the second reads it. The cut that moves the fewest bytes more is
-tried first; one is taken only if the parts are no longer too big, or clearly less so. What was cut, and why, is in the result.
+A generated kernel may be too big where it spills registers, or where a multiprocessor holds few of its warps. It can then be cut at one
+value: the first part computes the value and stores it, the second reads it, and computes again what both need. That costs bytes and
+instructions, so it is done only where a model of the time (`clocks`) promises a clear win. What was cut, and why, is in the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from onnxfuse import occupancy, plugins
+from onnxfuse import gpus, occupancy, plugins
 from onnxfuse.elementwise import source
 from onnxfuse.elementwise.expression import (
     ABSENT,
@@ -24,6 +24,7 @@ from onnxfuse.elementwise.expression import (
     Step,
     ancestors,
     bytes_each,
+    bytes_read,
     checked,
     parse,
 )
@@ -32,10 +33,10 @@ from onnxfuse.plugins import KernelUse
 
 # Arithmetic as written: no contraction of a product and a sum into one rounding.
 OPTIONS = ("-fmad=false",)
-# Of a multiprocessor's warps. A streaming kernel that holds fewer cannot have the 30 to 40 KB under way that cover the latency of HBM.
+# Of a multiprocessor's warps: a kernel that holds fewer may be too big.
 LEAST_OCCUPANCY = 1 / 3
-# How much more of it the worst part must reach for a cut that is made for its sake: a cut costs a tensor written and read.
-BETTER = 1.5
+# Of the whole's time, what the parts may take: the model is not exact, and each part is a launch more.
+WORTH = 0.9
 MOST_TRIES = 4  # cuts that are compiled for one kernel
 MOST_PARTS = 8
 
@@ -94,27 +95,40 @@ def fit_all(texts: Sequence[str], sm: int, *, and_newer: bool = False) -> dict[s
         return dict(zip(given, plans, strict=True))
 
 
-def fit(given: Expression, compile: Compile, least: float = LEAST_OCCUPANCY) -> Plan:
-    """Compiles an expression, cut where its kernels would be too big. least: the occupancy below which they are."""
-    whole = Part(given, tuple(range(len(given.inputs))), given.outputs, compile(given))
-    parts, cuts = _fit(given, whole, compile, least, MOST_PARTS)
-    left = tuple(fault for part in parts for fault in faults(part.generated.kernels, least)[:1])
+@dataclass(frozen=True)
+class Rule:
+    """When a kernel is cut. least: the occupancy below which it may be too big. worth: of the whole's time, what the parts may take."""
+
+    least: float = LEAST_OCCUPANCY
+    worth: float = WORTH
+
+
+def fit(given: Expression, compile: Compile, rule: Rule = Rule()) -> Plan:
+    """Compiles an expression, cut where its kernels would be too big."""
+    whole = uncut(given, compile).parts[0]
+    parts, cuts = _fit(given, whole, compile, rule, MOST_PARTS)
+    left = tuple(fault for part in parts for fault in faults(part.generated.kernels, rule.least)[:1])
     return Plan(given, tuple(parts), tuple(cuts), left)
 
 
-def _fit(given: Expression, part: Part, compile: Compile, least: float, most: int) -> tuple[list[Part], list[Cut]]:
+def uncut(given: Expression, compile: Compile) -> Plan:
+    """Compiles an expression as it is."""
+    return Plan(given, (Part(given, tuple(range(len(given.inputs))), given.outputs, compile(given)),), ())
+
+
+def _fit(given: Expression, part: Part, compile: Compile, rule: Rule, most: int) -> tuple[list[Part], list[Cut]]:
     """`part`, or the parts that it is cut into, with values numbered as in `given`."""
-    wrong = faults(part.generated.kernels, least)
+    wrong = faults(part.generated.kernels, rule.least)
     if not wrong or most < 2:
         return [part], []
     for value, first, second in _cuts(given, part)[:MOST_TRIES]:
         pieces = [Part(*piece, compile(piece[0])) for piece in (first, second)]
-        if not _is_better(part, pieces, least):
+        if not _is_better(part, pieces, rule.worth):
             continue
         made = given.step(value)
         cut = Cut(made.op if made else "input", wrong[0])
-        left, cuts_left = _fit(given, pieces[0], compile, least, most // 2)
-        right, cuts_right = _fit(given, pieces[1], compile, least, most // 2)
+        left, cuts_left = _fit(given, pieces[0], compile, rule, most // 2)
+        right, cuts_right = _fit(given, pieces[1], compile, rule, most // 2)
         return [*left, *right], [cut, *cuts_left, *cuts_right]
     return [part], []
 
@@ -137,21 +151,49 @@ def faults(kernels: Iterable[KernelUse], least: float = LEAST_OCCUPANCY) -> list
     return [words for _, words in sorted(found)]
 
 
-def _is_better(whole: Part, pieces: Sequence[Part], least: float) -> bool:
-    """Whether the parts are free of what is wrong with the whole, or clearly less so."""
-    if not any(faults(piece.generated.kernels, least) for piece in pieces):
-        return True
-    before, after = _worst(whole.generated.kernels), _worst([use for piece in pieces for use in piece.generated.kernels])
-    return after[0] < before[0] / 2 or (after[0] <= before[0] and after[1] >= before[1] * BETTER)
+def _is_better(whole: Part, pieces: Sequence[Part], worth: float) -> bool:
+    """Whether the parts are so much faster, by the model, that the cut is worth it."""
+    parts = sum(clocks(piece.expression, piece.generated.kernels) for piece in pieces)
+    return parts < worth * clocks(whole.expression, whole.generated.kernels)
 
 
-def _worst(kernels: Sequence[KernelUse]) -> tuple[int, float]:
-    """Most bytes spilled, least occupancy."""
-    judged = [use for use in kernels if not use.name.endswith("_single")] or list(kernels)
-    return (
-        max(use.spill_stores + use.spill_loads for use in judged),
-        min(occupancy.of_kernel(use).share for use in judged),
-    )
+CLOCK_GHZ = 1.7  # of all cards, near enough
+REACHED = 0.88  # of the peak bandwidth, by a copy
+LATENCY = 2000  # clocks that a load takes under load: so long must the bytes under way last
+LANES = 128  # instructions of single threads that a multiprocessor starts in a clock
+BUSY_WARPS = 16  # that hide the latency of arithmetic
+L1_SPILLS, L2_SPILLS = 64, 24  # bytes of spills in a clock, where the stacks of all threads fit into the first level, and where not
+L1_BYTES = 192 << 10
+
+
+def clocks(given: Expression, kernels: Iterable[KernelUse]) -> float:
+    """Clocks of one multiprocessor for one element, of a large tensor, by a simple model: memory and arithmetic overlap, spills add.
+
+    Memory reaches the bandwidth of a copy where enough bytes are under way (Little's law). The instructions are counted by the size of the
+    code, branches that are seldom taken included. On an H200 it is within a third of what was measured.
+    """
+    judged = [use for use in kernels if not use.name.endswith(("_single", "_ragged"))]
+    return max(_clocks(given, use) for use in judged)
+
+
+def _clocks(given: Expression, use: KernelUse) -> float:
+    held = occupancy.of_kernel(use)
+    vector, unroll = source.vector(given), source.unroll(given)
+    elements = (vector + 1) * unroll  # those behind the last vector have code of their own
+    loaded = max(1, bytes_read(given)) * vector * unroll
+    bandwidth = _bandwidth(use.sm)
+    memory = bytes_each(given) / bandwidth / min(1.0, held.warps * 32 * loaded / (LATENCY * bandwidth))
+    arithmetic = use.code / 16 / elements / LANES / min(1.0, held.warps / BUSY_WARPS)
+    in_l1 = use.stack * held.warps * 32 <= L1_BYTES
+    spills = (use.spill_stores + use.spill_loads) / elements / (L1_SPILLS if in_l1 else L2_SPILLS)
+    return max(memory, arithmetic) + spills
+
+
+def _bandwidth(sm: int) -> float:
+    """Bytes in a clock that a multiprocessor has of the memory, of the largest card of an architecture."""
+    known = [(gpu.sms, gpu.memory_gbps) for gpu in gpus.of_architecture(sm) if gpu.sms and gpu.memory_gbps]
+    sms, gbps = max(known, default=(100, 1000.0))
+    return gbps * REACHED / sms / CLOCK_GHZ
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------------

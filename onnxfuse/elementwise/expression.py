@@ -336,12 +336,16 @@ def output_types(given: Expression) -> tuple[str, ...]:
 
 def bytes_each(given: Expression) -> int:
     """Bytes that one element of the full shape moves: full inputs read and outputs written once; broadcast inputs count for nothing."""
-    full = frozenset(range(given.rank))
-    read = sum(SIZES[one.dtype] for value, one in enumerate(given.inputs) if given.axes_of(value) == full)
     small = {
         value for value in given.outputs if value == len(given.types) - 1 and given.reduction and given.reduction.op not in NORMALISING
     }
-    return read + sum(SIZES[given.types[value]] for value in given.outputs if value not in small)
+    return bytes_read(given) + sum(SIZES[given.types[value]] for value in given.outputs if value not in small)
+
+
+def bytes_read(given: Expression) -> int:
+    """Bytes of them that are read."""
+    full = frozenset(range(given.rank))
+    return sum(SIZES[one.dtype] for value, one in enumerate(given.inputs) if given.axes_of(value) == full)
 
 
 def ancestors(given: Expression, values: Iterable[int]) -> frozenset[int]:

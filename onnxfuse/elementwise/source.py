@@ -235,7 +235,7 @@ def _evaluate(given: Expression) -> Iterator[str]:
     yield "    for (int lane = 0; lane < V; ++lane)"
     yield "    {"
     used = {value for one in given.steps for value in one.read}
-    exact = _exact(given)
+    quick = _quick(given)
     for value, read in enumerate(given.inputs):
         present = _groups_of(given, value)
         lane = "0" if not present else "lane" if last in present else "kWhole ? 0 : lane"
@@ -246,8 +246,7 @@ def _evaluate(given: Expression) -> Iterator[str]:
         if one.op in REDUCTIONS:
             yield f"        row[lane] = v{one.operands[0]};"
         else:
-            quick = value not in exact and one.op in _QUICK.get(given.types[value], ())
-            yield f"        {_WIDE[given.types[value]]} const v{value} = {_formula(given, one, quick)};"
+            yield f"        {_WIDE[given.types[value]]} const v{value} = {_formula(given, one, value in quick)};"
     for place, value in _written(given):
         yield f"        out.y{place}.v[lane] = onnxfuse::narrow<{_STORED[given.types[value]]}>(v{value});"
     yield "    }"
@@ -316,10 +315,17 @@ _QUICK = {
 }
 
 
-def _exact(given: Expression) -> frozenset[int]:
-    """Values on which a jump or a cast rests: there a difference in the last place may be one of a whole step."""
+def is_quick(given: Expression) -> bool:
+    """Whether any of its functions is one for results in half precision."""
+    return bool(_quick(given))
+
+
+def _quick(given: Expression) -> frozenset[int]:
+    """Values that such functions compute. Not those on which a jump or a cast rests: there a difference in the last place may be one of a
+    whole step."""
     ends = [value for one in given.steps if one.op == "Cast" or (one.op in OPERATORS and OPERATORS[one.op].jumps) for value in one.read]
-    return ancestors(given, ends)
+    known = {value for value, kind in enumerate(given.types) if (one := given.step(value)) and one.op in _QUICK.get(kind, ())}
+    return frozenset(known) - ancestors(given, ends)
 
 
 def _by_constant(given: Expression, one: Step) -> float | None:

@@ -128,9 +128,20 @@ def taken(ops: frozenset[str], sm: int, say: encoder.Say = lambda line: None) ->
 
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:
-    """The texts of all element-wise expressions among the nodes of `plugin_ops` in the model at `path`, each once."""
-    nodes = [node for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) == GENERATED]
-    return tuple(dict.fromkeys(_expression(node) for node in nodes if {node.op_type, GENERATED} & plugin_ops))
+    """The texts of all element-wise expressions in the model at `path`, each once; none where their plugin is not among `plugin_ops`.
+
+    Raises BadInput, naming file and node, for a text that is no expression.
+    """
+    if GENERATED not in map(creator, plugin_ops):
+        return ()
+    from onnxfuse.elementwise.expression import parse
+
+    found: dict[str, None] = {}
+    for node in _nodes(read(path)):
+        if node.domain == DOMAIN and creator(node.op_type) == GENERATED and (text := _expression(node)) not in found:
+            parse(text, f"{path}: node {shown(node.name or node.op_type)}: attribute 'expression'")
+            found[text] = None
+    return tuple(found)
 
 
 def creator(op_type: str) -> str:
@@ -157,7 +168,10 @@ def _generate(graph: onnx.GraphProto, generated: Mapping[str, Plan], path: Path)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.domain == DOMAIN and creator(node.op_type) == GENERATED:
-            nodes += _parts(node, generated[_expression(node)], path)
+            plan = generated.get(_expression(node))
+            if plan is None:  # of the body of another operator's function
+                raise BadInput(f"{path}: node {shown(node.name)} has no kernels of its own; optimize the model again")
+            nodes += _parts(node, plan, path)
         else:
             nodes.append(node)
     del graph.node[:]

@@ -41,6 +41,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     gru.FUSION,
     elementwise.FUSION,  # over what all others left
 )
-# Those of extensions come behind the built-in ones of their kind.
-REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
+# Those of extensions come behind the built-in ones of their kind, but before `elementwise`, which would leave them nothing.
+REGISTRY: tuple[Fusion, ...] = tuple(
+    sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: (KINDS.index(fusion.kind), fusion is elementwise.FUSION))
+)
 NAMES: tuple[str, ...] = tuple(fusion.name for fusion in REGISTRY)

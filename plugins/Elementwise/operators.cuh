@@ -149,10 +149,12 @@ namespace quick
 {
 // The hardware's reciprocal and power of two: denormal numbers are zero to them, as operands and as results.
 #ifdef ONNXFUSE_EMULATED
+#define ONNXFUSE_APART inline
 inline float flushed(float a) { return std::fabs(a) < 0x1p-126f ? std::copysign(0.0f, a) : a; }
 inline float inverse(float a) { return flushed(1.0f / flushed(a)); }
 inline float exp2_of(float a) { return flushed(std::exp2(a)); }
 #else
+#define ONNXFUSE_APART __noinline__
 ONNXFUSE_OPERATOR float inverse(float a)
 {
     float result;
@@ -187,33 +189,38 @@ ONNXFUSE_OPERATOR float gelu_tanh(float a) { return a * sigmoid(1.59576912160573
 // parts (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980). The polynomials are those of sinf.c in S. Moshier's
 // Cephes library, for up to pi/4.
 constexpr float kMostAngle = 65536.0f;
-ONNXFUSE_OPERATOR float reduced(float a, int& quarter)
+ONNXFUSE_OPERATOR float reduced(float a, unsigned& quarter)
 {
-    float const nearest = rintf(a * 0x1.45f306p-1f);
-    quarter = static_cast<int>(nearest);
+    float const shifted = a * 0x1.45f306p-1f + 0x1.8p23f; // its last bit is worth 1: rounded to a whole number, without slow conversions
+    float const nearest = shifted - 0x1.8p23f;
+    quarter = __float_as_uint(shifted);
     return fmaf(nearest, -0x1.846988p-48f, fmaf(nearest, -0x1.4442d0p-24f, fmaf(nearest, -0x1.921fb4p+0f, a)));
 }
-ONNXFUSE_OPERATOR float turned(float r, int quarter)
+ONNXFUSE_OPERATOR float turned(float r, unsigned quarter)
 {
     float const square = r * r;
     float const sine = fmaf(fmaf(fmaf(square, -1.9515295891e-4f, 8.3321608736e-3f), square, -1.6666654611e-1f), square * r, r);
-    float const cosine = fmaf(fmaf(fmaf(fmaf(square, 2.443315711809948e-5f, -1.388731625493765e-3f), square, 4.166664568298827e-2f), square, -0.5f), square, 1.0f);
+    float const fourth = fmaf(fmaf(square, 2.443315711809948e-5f, -1.388731625493765e-3f), square, 4.166664568298827e-2f);
+    float const cosine = fmaf(fmaf(fourth, square, -0.5f), square, 1.0f);
     float const value = quarter & 1 ? cosine : sine;
     return quarter & 2 ? -value : value;
 }
+// Apart, so that the code of each lane stays small.
+static __device__ ONNXFUSE_APART float far_sine(float a) { return sinf(a); }
+static __device__ ONNXFUSE_APART float far_cosine(float a) { return cosf(a); }
 ONNXFUSE_OPERATOR float sine(float a)
 {
     if (!(fabsf(a) < kMostAngle))
-        return sinf(a);
-    int quarter;
+        return far_sine(a);
+    unsigned quarter;
     float const r = reduced(a, quarter);
     return turned(r, quarter);
 }
 ONNXFUSE_OPERATOR float cosine(float a)
 {
     if (!(fabsf(a) < kMostAngle))
-        return cosf(a);
-    int quarter;
+        return far_cosine(a);
+    unsigned quarter;
     float const r = reduced(a, quarter);
     return turned(r, quarter + 1);
 }

@@ -319,7 +319,7 @@ def time_planted(timer, whole, cut, entry):
             if (difference := distance(whole, value, sets["whole"][0].get(value), sets["cut"][0].get(value))) > 0.02
         ]
         us, cut_us, ratio = timer.pair(sets["cut"], sets["whole"], 4)
-        row = {key: entry[key] for key in ("name", "shape", "live_values", "why", "whole", "cut")}
+        row = {key: entry[key] for key in ("name", "shape", "live_values", "why", "is_cut", "expected_whole_over_cut", "whole", "cut")}
         return {**row, "bytes": whole.moved(entry["shape"]), "cut_us": us, "whole_us": cut_us, "whole_over_cut": ratio}, wrong
     finally:
         for pair in sets.values():
@@ -362,7 +362,8 @@ def run(cuda, folder, about, clock, samples):
         row, faults = time_planted(timer, load(entry["plans"]["whole"]), load(entry["plans"]["cut"]), entry)
         found["planted"].append(row)
         wrong.extend(faults)
-        print(json.dumps({key: row[key] for key in ("name", "cut_us", "whole_us", "whole_over_cut")}), flush=True)
+        shown = ("name", "is_cut", "expected_whole_over_cut", "cut_us", "whole_us", "whole_over_cut")
+        print(json.dumps({key: row[key] for key in shown}), flush=True)
 
     def chain(entry, into):
         rows, faults = time_chain(timer, load(entry["plan"]), entry)

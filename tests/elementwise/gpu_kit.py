@@ -45,6 +45,7 @@ SHAPES = {2: ((37, 72), (5, 19)), 3: ((5, 8, 24), (3, 7, 9)), 4: ((2, 6, 5, 16),
 OPEN = 80  # a length that the model leaves open and its inputs do not tell
 CHAINS = 30
 LARGE = {"64 MB": 64 << 20, "256 MB": 256 << 20}  # bytes of one float16 tensor of the full shape
+CUT_ANYWAY = compiling.Rule(least=0.5, worth=math.inf)
 PAIRS_LARGE = 4  # chains that are timed against TensorRT at 64 MB, too
 Plans = Mapping[str, compiling.Plan]
 Shape = tuple[int, ...]
@@ -99,12 +100,12 @@ def parser_models(model: onnx.ModelProto, plans: Plans, folder: Path, name: str)
     return files
 
 
-def plan_entry(plan: compiling.Plan, folder: Path) -> dict[str, Any]:
+def plan_entry(plan: compiling.Plan, folder: Path, suffix: str = "") -> dict[str, Any]:
     """A plan as gpu_kernels.py reads it; the machine code becomes files of the folder."""
     given = plan.expression
     parts = []
     for part in plan.parts:
-        code = f"{part.expression.digest}.bin" if len(plan.parts) > 1 else f"{given.digest}.bin"
+        code = f"{part.expression.digest}{suffix}.bin"
         (folder / code).write_bytes(part.generated.image)
         parts.append({"layout": source.layout(part.expression), "code": code, "reads": list(part.reads), "makes": list(part.makes)})
     end = given.reduction
@@ -230,7 +231,7 @@ def _grown(chain: Chain, size: int) -> Shape | None:
     return (first * times, *others) if grows and times > 1 else None
 
 
-def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, int]) -> dict[str, Any]:
+def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, int], suffix: str = "") -> dict[str, Any]:
     sizes = {"model": chain.shape, **{name: grown for name, size in large.items() if (grown := _grown(chain, size))}}
     return {
         "name": chain.name,
@@ -240,7 +241,7 @@ def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, in
         "operators": sum(step.op not in ("Constant", "Cast", "Identity") for step in chain.expression.steps),
         "shape": list(chain.shape),
         "sizes": {name: list(shape) for name, shape in sizes.items()},
-        "plan": plan_entry(plans[chain.expression.text], folder),
+        "plan": plan_entry(plans[chain.expression.text], folder, suffix),
     }
 
 
@@ -270,22 +271,24 @@ def pairs(chains: Sequence[Chain], plans: Plans, folder: Path) -> list[dict[str,
 
 
 def planted(folder: Path, sm: int, size: int) -> list[dict[str, Any]]:
-    """Chains that are too big, whole and as they are cut."""
+    """Chains that are too big, whole and cut: as the rule cuts them or, where it does not, as they would be."""
     compile_ = compiling.compiler(sm)
     found = []
-    for name, one, least in cases.too_big():
-        cut = compiling.fit(one, compile_, least=least)
-        whole = compiling.Plan(one, (compiling.Part(one, tuple(range(len(one.inputs))), one.outputs, compile_(one)),), ())
-        if not cut.cuts:
-            raise SystemExit(f"error: {name} is not cut: {cut.faults}")
+    for name, one in cases.too_big():
+        cut, whole = compiling.fit(one, compile_), compiling.uncut(one, compile_)
+        chosen = bool(cut.cuts)
+        cut = cut if chosen else compiling.fit(one, compile_, CUT_ANYWAY)
         width = 4096
         rows = max(1, size // (2 * width * max(1, bytes_each(one) // 4)))
+        clocks = [round(sum(compiling.clocks(part.expression, part.generated.kernels) for part in plan.parts), 2) for plan in (whole, cut)]
         found.append(
             {
                 "name": name,
                 "shape": [rows, width],
                 "live_values": source.pressure(one),
                 "why": [*cut.to_dict()["cuts"], *cut.faults],
+                "is_cut": chosen,
+                "expected_whole_over_cut": round(clocks[0] / clocks[1], 2),
                 "whole": whole.to_dict()["kernels"],
                 "cut": cut.to_dict()["kernels"],
                 "plans": {"whole": plan_entry(whole, folder), "cut": plan_entry(cut, folder)},
@@ -295,28 +298,30 @@ def planted(folder: Path, sm: int, size: int) -> list[dict[str, Any]]:
 
 
 def variants(chains: Sequence[Chain], folder: Path, sm: int, large: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Some chains with more and fewer vectors under way in a thread than is chosen, to see whether the choice is right."""
+    """Some chains with more and fewer vectors under way in a thread than is chosen, and with IEEE arithmetic in half precision, too."""
     found = []
-    chosen = source.unroll
-    try:
-        for chain in [one for one in chains if one.expression.reduction is None][:3]:
-            for count in (1, 2, 4):
-                source.unroll = lambda given, count=count: count  # type: ignore[assignment,misc]
-                plan = compiling.Plan(
-                    chain.expression,
-                    (compiling.Part(chain.expression, tuple(range(len(chain.expression.inputs))), chain.expression.outputs,
-                                    compiling.compiler(sm)(chain.expression)),),
-                    (),
-                )  # fmt: skip
-                entry = chain_entry(chain, {chain.expression.text: plan}, folder, large)
-                code = f"{chain.expression.digest}-{count}.bin"
-                (folder / code).write_bytes(plan.parts[0].generated.image)
-                entry["plan"]["parts"][0]["code"] = code
-                entry["name"] += f", {count} vectors a thread{' (chosen)' if count == chosen(chain.expression) else ''}"
-                found.append(entry)
-    finally:
-        source.unroll = chosen
+    for chain in [one for one in chains if one.expression.reduction is None][:3]:
+        one = chain.expression
+        for count in (1, 2, 4):
+            words = f"{count} vectors a thread{' (chosen)' if count == source.unroll(one) else ''}"
+            found.append(_variant(chain, folder, sm, large, f"-{count}", words, unroll=lambda given, count=count: count))
+    quick = {one.expression.digest: one for one in chains if source.is_quick(one.expression)}
+    found.extend(_variant(chain, folder, sm, large, "-ieee", "IEEE arithmetic", _QUICK={}) for chain in quick.values())
     return found
+
+
+def _variant(chain: Chain, folder: Path, sm: int, large: Mapping[str, int], suffix: str, words: str, **replaced: object) -> dict[str, Any]:
+    """A chain compiled with something of the module `source` replaced; its code has a file of its own."""
+    kept = {name: getattr(source, name) for name in replaced}
+    try:
+        for name, other in replaced.items():
+            setattr(source, name, other)
+        plan = compiling.uncut(chain.expression, compiling.compiler(sm))
+        entry = chain_entry(chain, {chain.expression.text: plan}, folder, large, suffix)
+        return {**entry, "name": f"{entry['name']}, {words}"}
+    finally:
+        for name, own in kept.items():
+            setattr(source, name, own)
 
 
 def launcher(folder: Path) -> None:

@@ -45,7 +45,7 @@ KNOWN = {
     kWhole In Lanes __half __nv_bfloat16 float int32_t int64_t Out __device__ __forceinline__ void load const args element in fetch if else
     pragma unroll for lane v quotient groups size static_cast evaluate out wide narrow store put row extern C __global__ __launch_bounds__
     rows elementwise true false kElementwiseThreads result value parameters scale bias finish kEpsilon CastTo of NAN INFINITY at_least
-    at_most""".split(),  # noqa: SIM905
+    at_most quick""".split(),  # noqa: SIM905
     *(operator.function for operator in source.OPERATORS.values()),
     *source.REDUCTIONS,
 }

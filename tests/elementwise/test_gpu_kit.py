@@ -43,8 +43,9 @@ def driver(kit: Path, nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFacto
     from onnxfuse.elementwise import compiling
 
     expressions = [chain.expression for chain in CHAINS] + [one for _, one in CHECKS]
-    for _, one, least in cases.too_big():
-        expressions += [one, *(part.expression for part in compiling.fit(one, compiling.compiler(90), least=least).parts)]
+    for _, one in cases.too_big():
+        for rule in (compiling.Rule(), gpu_kit.CUT_ANYWAY):
+            expressions += [one, *(part.expression for part in compiling.fit(one, compiling.compiler(90), rule).parts)]
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.cpp").write_text(_driver(expressions))
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-w", "-shared"]
@@ -99,9 +100,10 @@ def test_part_kernels(kit: Path, driver: Path, tmp_path: Path) -> None:
     assert {(row["model"], row["size"]) for row in found["rows"]} == {
         (name, size) for name in ("one", "two") for size in ("model", "64 MB")
     }
-    assert [row["name"] for row in found["planted"]] == [name for name, _, _ in cases.too_big()]
+    assert [row["name"] for row in found["planted"]] == [name for name, _ in cases.too_big()]
     assert all(row["why"] and row["whole_over_cut"]["median"] > 0 for row in found["planted"])
-    assert len(found["variants"]) == 6
+    assert len({row["name"] for row in found["variants"]}) == 4
+    assert [row["is_cut"] for row in found["planted"]] == [False, False, True, True]
     assert found["left"] == found["wrong"] == []
     assert found["machine"]["copy_gbps"] > 0
 

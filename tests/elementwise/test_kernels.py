@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -238,6 +240,63 @@ def test_float16_sums_are_better_than_the_original(compiled: Callable[..., Kerne
     x = np.full(9, 2048, np.float16)
     assert kernels.run(plain, [x])[0].tolist() == [2050.0] * 9
     assert kernels.run(cast, [x])[0].tolist() == [2049.0] * 9  # 2048 + 1 is rounded to 2048, and its sum with 1 widened
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_quick_functions_keep_infinities_nan_and_the_whole_range(kind: str, compiled: Callable[..., Kernels]) -> None:
+    """Every pair of a type's extremes; the result is that of float64, but for its rounding."""
+    info = ml_dtypes.finfo(NUMPY[kind])
+    tiny, least, most = (float(one) for one in (info.smallest_subnormal, info.smallest_normal, info.max))
+    ends = np.array([0, tiny, 3 * tiny, least, 1e-3, 0.5, 1, 3, 10, 17, 88, 700, 12345, 65000, most / 2, most, np.inf, np.nan])
+    ends = np.concatenate([ends, -ends]).astype(NUMPY[kind])
+    a, b = (one.ravel() for one in np.meshgrid(ends, ends))
+    pair = (Input(kind, "1"), Input(kind, "1"))
+    unary = ["Softsign", "Reciprocal", "Sin", "Cos", *(("Sigmoid", "Silu", "QuickGelu", "GeluTanh") if kind == "float16" else ())]
+    wanted = {op: checked(Expression(1, pair, (step(op, 0), step("Max", 2, 2, 1)), (2,))) for op in unary}
+    wanted["Div"] = checked(Expression(1, pair, (step("Div", 0, 1),), (2,)))
+    sixth = (constant(kind, 6.0), step("Div", 0, 2), step("Max", 3, 1))
+    wanted["by six"] = checked(Expression(1, pair, sixth, (3,)))
+    kernels = compiled(list(wanted.values()))
+    with np.errstate(all="ignore"):
+        for op, of in wanted.items():
+            (got,) = kernels.run(of, [a, b])
+            if op == "Div":
+                want = a.astype(np.float64) / b.astype(np.float64)
+            elif op == "by six":
+                want = a.astype(np.float64) / 6
+            else:
+                want = _IN_FLOAT32[op](a.astype(np.float32))
+            have, want = got.astype(np.float64), want.astype(NUMPY[kind]).astype(np.float64)
+            np.testing.assert_array_equal(np.isnan(have), np.isnan(want), op)
+            np.testing.assert_allclose(have, want, rtol=float(info.eps), atol=tiny, err_msg=op)  # a last place
+
+
+def _sigmoid(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+# Where infinities meet, what float32 gives: minus infinity times zero.
+_IN_FLOAT32: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
+    "Sigmoid": _sigmoid,
+    "Silu": lambda x: x * _sigmoid(x),
+    "QuickGelu": lambda x: x * _sigmoid(1.702 * x.astype(np.float64)),
+    "GeluTanh": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x.astype(np.float64) + 0.044715 * x.astype(np.float64) ** 3)),
+    "Softsign": lambda x: x / (1 + np.abs(x.astype(np.float64))),
+    "Reciprocal": lambda x: 1 / x.astype(np.float64),
+    "Sin": lambda x: np.sin(x.astype(np.float64)),
+    "Cos": lambda x: np.cos(x.astype(np.float64)),
+}
+
+
+def test_what_a_jump_rests_on_is_exact() -> None:
+    """A quotient that is rounded to a whole number, and one that is only stored."""
+    from onnxfuse.elementwise import source
+
+    pair = (Input("float16", "1"), Input("float16", "1"))
+    rounded = checked(Expression(1, pair, (step("Div", 0, 1), step("Round", 2)), (3,)))
+    stored = checked(Expression(1, pair, (step("Div", 0, 1), step("Neg", 2)), (3,)))
+    float32 = checked(Expression(1, (Input("float32", "1"),), (step("Silu", 0), step("Sin", 1)), (2,)))
+    assert [source.is_quick(one) for one in (rounded, stored, float32)] == [False, True, False]
 
 
 def test_operands_of_a_jump_are_rounded_first(compiled: Callable[..., Kernels]) -> None:

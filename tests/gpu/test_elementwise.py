@@ -71,7 +71,7 @@ def test_an_engine_runs_in_a_fresh_process_and_as_a_graph(tmp_path: Path) -> Non
 
 
 def test_what_is_too_big_is_cut_in_the_engine_and_said(tmp_path: Path) -> None:
-    one = cases.over_fused("float16")
+    one = cases.waiting("float16")
     engine, feeds = built(tmp_path / "big", [one], [(37, 72)])
     with Engine.load(engine) as loaded:
         assert loaded.manifest is not None
