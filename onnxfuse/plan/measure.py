@@ -71,6 +71,11 @@ class Group:
         return frozenset(place.site.key for place in self.places).union(*(place.needs for place in self.places))
 
     @property
+    def size(self) -> int:
+        """How many nodes it replaces."""
+        return sum(len(place.site.nodes) for place in self.places)
+
+    @property
     def variant(self) -> str | None:
         """The variant of all of them; None where they differ or have none."""
         variants = {place.site.variant for place in self.places}
@@ -252,10 +257,10 @@ def search(
     """Measures groups and combinations of them, and says for every site whether it is fused and why.
 
     first, again: the candidates of the search and of the final rebuild, with the sites left to be filled in; they differ in where engines
-    are kept. promise: the ratio that is expected of a group, which says what is measured first. together: names of fusions that belong
-    together; where such a bundle wins, its groups are measured by leaving them out of it and not alone. The budget ends with the start of a
-    candidate; what has won until then is still built again. Raises BadInput or MissingHere where not even the automatic engine can be
-    measured. What `run` raises goes through.
+    are kept. promise: the ratio that is expected of a group, which says what is measured first; of equal ones, it is what replaces more
+    nodes. together: names of fusions that belong together; where such a bundle wins, its groups are measured by leaving them out of it
+    and not alone. The budget ends with the start of a candidate; what has won until then is still built again. Raises BadInput or
+    MissingHere where not even the automatic engine can be measured. What `run` raises goes through.
     """
     return _Search(groups, first, again, run, budget, say, together).go(promise)
 
@@ -280,7 +285,7 @@ class _Search:
 
     def go(self, promise: Callable[[Group], float]) -> Found:
         automatic = self._automatic()
-        ordered = sorted(self.groups, key=lambda group: (-promise(group), -len(group.places)))
+        ordered = sorted(self.groups, key=lambda group: (-promise(group), -group.size))
         bundles = [trial for trial in self._bundled(ordered) if trial.won]
         belonging = {group for trial in bundles if self._belong(trial.groups) for group in trial.groups}
         alone = self._alone([group for group in ordered if group not in belonging])

@@ -264,6 +264,13 @@ def test_no_budget_at_all_measures_the_automatic_engine_alone() -> None:
     assert reason(of, "a") == "not measured: the budget of 0 minutes was spent"
 
 
+def test_of_equal_promise_what_replaces_most_comes_first() -> None:
+    """A whole layer before what is within it."""
+    lab = Lab({"norms": 1.0, "layers": 1.0})
+    found(lab, places("norms", 20), places("layers", 2, lambda i: [f"{i}-{part}" for part in range(30)]))
+    assert lab.asked == ["", "layers", "norms"]
+
+
 def test_those_of_most_promise_come_first() -> None:
     lab = Lab({"few": 1.0, "many": 1.0, "proven": 1.0, "lost": 1.0})
     expected = {"proven": 1.02, "lost": 0.9}
@@ -297,7 +304,7 @@ def shared(name: str, *of: str) -> Callable[[int], Iterable[str]]:
 def test_of_two_groups_that_claim_the_same_nodes_the_better_one_is_fused() -> None:
     lab = Lab({"small": 1.02, "large": 1.05})
     of = found(lab, places("small"), places("large", nodes=shared("large", "small", "other")))
-    assert lab.asked == ["", "small", "large", "LARGE"]
+    assert lab.asked == ["", "large", "small", "LARGE"]
     assert fused(of) == {"large"}
     assert "alone, but its nodes are part of large 128x768 at 'large0', which gains more" in reason(of, "small")
 

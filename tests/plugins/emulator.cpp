@@ -92,6 +92,12 @@ void enter()
 } // namespace
 
 // Without the signal mask, which would cost two system calls each time.
+int setting(char const* name, int otherwise)
+{
+    char const* const text = std::getenv(name);
+    return text ? std::atoi(text) : otherwise;
+}
+
 void yield()
 {
     if (_setjmp(current->at) == 0)
@@ -298,8 +304,8 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
     {
     case cudaDevAttrComputeCapabilityMajor: *value = std::getenv("ONNXFUSE_EMULATED_MAJOR") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_MAJOR")) : 9; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = std::getenv("ONNXFUSE_EMULATED_SHARED") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SHARED")) : 40 * 1024; break;
-    default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::setting("ONNXFUSE_EMULATED_SHARED", 40 * 1024); break;
+    default: *value = emulator::setting("ONNXFUSE_EMULATED_SMS", 2);
     }
     return cudaSuccess;
 }

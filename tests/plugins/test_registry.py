@@ -49,6 +49,7 @@ good = [
     outputs("BiasGelu"), outputs("BiasGelu", approximate="tanh"), outputs("BiasGelu", approximate="quick"),
     outputs("LSTMSequence", hidden_size=i64(64)),
     outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
+    outputs("EncoderStack", heads=i64(12), inner=i64(3072), scale=f32(0.125), has_mask=i64(1)),
     outputs("Elementwise", layout="1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe,?e", code="f0VMRg=="),
 ]
 own = [creator for creator in registry.all_creators if creator.plugin_namespace == "onnxfuse"]
@@ -105,9 +106,10 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "Linear": ["activation", "residual"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
+        "EncoderStack": ["heads", "inner", "pre_norm", "first_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
         "Elementwise": ["layout", "code"],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 2]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 2]
     assert said["bad"] == [None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
