@@ -1,9 +1,10 @@
 """The search of policy measure: which groups of sites are faster than TensorRT alone, together and when built again.
 
-Sites are grouped by fusion and shape class, those of generated kernels by their form, too. First come bundles: all groups of one fusion,
-and those of fusions that belong together, which may win although each group alone loses at its borders. Then each group alone is built
-and timed against the automatic engine; what wins is combined, as gains do not add up; groups of a bundle that bring nothing are dropped;
-and the best plan is timed once more from a rebuild of both engines. What is no win is left to TensorRT.
+Sites are grouped by fusion and shape class, those of generated kernels by their form, too. Each group alone is built and timed against the
+automatic engine, and so are bundles: all groups of one fusion, and those of fusions that belong together, which may win although each
+group alone loses at its borders. What replaces most of the model comes first. What wins is combined, as gains do not add up; groups of a
+bundle that bring nothing are dropped; and the best plan is timed once more from a rebuild of both engines. What is no win is left to
+TensorRT.
 
 The search knows neither TensorRT nor files: it is given the unit of work, `run`, and orders candidates one after the other. For n
 groups and b bundles it orders at most 1 + b + n + MOST_COMBINATIONS + MOST_DROPPED + MOST_FINALS of them, each of which builds one
@@ -257,8 +258,8 @@ def search(
     """Measures groups and combinations of them, and says for every site whether it is fused and why.
 
     first, again: the candidates of the search and of the final rebuild, with the sites left to be filled in; they differ in where engines
-    are kept. promise: the ratio that is expected of a group, which says what is measured first; of equal ones, it is what replaces more
-    nodes. together: names of fusions that belong together; where such a bundle wins, its groups are measured by leaving them out of it
+    are kept. promise: the ratio that is expected of a group: what should lose is measured last, and else what replaces more nodes first.
+    together: names of fusions that belong together; where such a bundle wins, its groups are measured by leaving them out of it
     and not alone. The budget ends with the start of a candidate; what has won until then is still built again. Raises BadInput or
     MissingHere where not even the automatic engine can be measured. What `run` raises goes through.
     """
@@ -285,11 +286,10 @@ class _Search:
 
     def go(self, promise: Callable[[Group], float]) -> Found:
         automatic = self._automatic()
-        ordered = sorted(self.groups, key=lambda group: (-promise(group), -group.size))
-        bundles = [trial for trial in self._bundled(ordered) if trial.won]
-        belonging = {group for trial in bundles if self._belong(trial.groups) for group in trial.groups}
-        alone = self._alone([group for group in ordered if group not in belonging])
-        known = self._combined([*bundles, *(trial for trial in alone.values() if trial.won)])
+        opened = self._opened(promise)
+        alone = {_id(trial.groups[0]): trial for trial in opened if trial.stage == "alone"}
+        known = self._combined([trial for trial in opened if trial.won])
+        ordered = sorted(self.groups, key=lambda group: -group.size)
         known = self._thinned(known, [group for group in ordered if _id(group) not in alone or not alone[_id(group)].won])
         final = self._final(known) or automatic
         decisions = {
@@ -314,26 +314,40 @@ class _Search:
         self.trials.append(trial)
         return trial
 
-    def _bundled(self, groups: Sequence[Group]) -> Iterator[Trial]:
-        """All groups of fusions that belong together, and all of each fusion that has several, until the budget is spent."""
-        for fusions in dict.fromkeys([*self.together, *(frozenset((group.fusion,)) for group in groups)]):
-            members = tuple(group for group in groups if group.fusion in fusions)
-            keys = self._fitting(members)
-            if len(members) < 2 or any(trial.keys == keys for trial in self.trials) or self.budget.is_spent:
-                continue
-            self.say(f"all {len(members)} groups of {' and '.join(dict.fromkeys(group.fusion for group in members))} together")
-            yield self._measure("combination", members, keys)
+    def _opened(self, promise: Callable[[Group], float]) -> list[Trial]:
+        """Bundles, and groups alone, until the budget is spent. The groups of fusions that belong together are not measured alone where
+        their bundle won.
+        """
 
-    def _alone(self, groups: Sequence[Group]) -> dict[str, Trial]:
-        """Every group alone, those of most promise first, until the budget is spent."""
-        done: dict[str, Trial] = {}
-        for number, group in enumerate(groups, start=1):
-            if self.budget.is_spent:
-                self.not_measured[_id(group)] = f"not measured: {self.budget}"
+        def last(groups: tuple[Group, ...]) -> bool:
+            return all(promise(group) < 1 - BUILD_DIFFERENCE for group in groups)
+
+        openings = [*self._bundles(), *((group,) for group in self.groups)]
+        openings.sort(key=lambda groups: (last(groups), -sum(group.size for group in groups)))
+        done: list[Trial] = []
+        settled: set[Group] = set()
+        for number, groups in enumerate(openings, start=1):
+            if settled.issuperset(groups):
                 continue
-            self.say(f"{number} of {len(groups)}, {group.name} ({_many(group)}) alone")
-            done[_id(group)] = self._measure("alone", (group,), group.keys)
+            if self.budget.is_spent:
+                self.not_measured.update({_id(group): f"not measured: {self.budget}" for group in groups if len(groups) == 1})
+                continue
+            self.say(f"{number} of {len(openings)}, {_named(groups)}")
+            trial = self._measure("combination" if len(groups) > 1 else "alone", groups, self._fitting(groups))
+            done.append(trial)
+            if trial.won and self._belong(groups):
+                settled.update(groups)
         return done
+
+    def _bundles(self) -> Iterator[tuple[Group, ...]]:
+        """All groups of fusions that belong together, and all of each fusion that has several."""
+        seen: set[frozenset[Key]] = set()
+        for fusions in dict.fromkeys([*self.together, *(frozenset((group.fusion,)) for group in self.groups)]):
+            members = tuple(group for group in self.groups if group.fusion in fusions)
+            keys = self._fitting(members)
+            if len(members) > 1 and keys not in seen:
+                seen.add(keys)
+                yield members
 
     def _combined(self, winners: Sequence[Trial]) -> list[Trial]:
         """All plans that won, the one to take first. A plan takes the place of a smaller one only if it is faster by the margin."""
@@ -479,6 +493,13 @@ class _Union:
     groups: tuple[Group, ...]
     keys: frozenset[Key]
     expected: float
+
+
+def _named(groups: Sequence[Group]) -> str:
+    """What is measured, for those who watch."""
+    if len(groups) == 1:
+        return f"{groups[0].name} ({_many(groups[0])}) alone"
+    return f"all {len(groups)} groups of {' and '.join(dict.fromkeys(group.fusion for group in groups))} together"
 
 
 def _id(group: Group) -> str:
