@@ -89,6 +89,11 @@ int cuEventElapsedTime(float* ms, void* start, void* end)
 }
 int cuEventDestroy_v2(void* event) { delete static_cast<double*>(event); return 0; }
 
+// Launches as clusters: the plugin looks these up when it opens the driver, and a generated kernel never calls them.
+int cuLaunchKernelEx(void const*, void*, void**, void**) { std::abort(); }
+int cuFuncSetAttribute(void*, int, int) { std::abort(); }
+int cuOccupancyMaxActiveClusters(int*, void*, void const*) { std::abort(); }
+
 // Machine code is taken as it is; its kernels are known by their names.
 int cuLibraryLoadData(void** library, void const*, void*, void*, unsigned, void*, void*, unsigned) { *library = reinterpret_cast<void*>(3); return 0; }
 int cuLibraryUnload(void*) { return 0; }
