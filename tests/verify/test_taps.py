@@ -31,7 +31,8 @@ from onnxfuse.verify.reference import Runtime
 from tests.engine.test_manifest import example
 from tests.verify import plants
 
-PLUGINS = frozenset({"SkipLayerNormalization", "BiasGelu"})
+# The GELU has the product before it in it where the file is in half precision.
+PLUGINS = frozenset({"SkipLayerNormalization", "BiasGelu", "LinearGelu"})
 
 
 def layer(*nodes: str, name: str = "") -> Layer:
@@ -442,16 +443,16 @@ def test_one_piece_has_no_places_to_tap(subject: Any, monkeypatch: pytest.Monkey
 
 
 class Command:
-    """`compare --layers` of an automatic engine and a fused one, whose kernel of type BiasGelu is wrong."""
+    """`compare --layers` of an automatic engine and a fused one, whose kernel of type LinearGelu is wrong."""
 
     def __init__(self, tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
         from onnxfuse.report import machine
 
         original, fused = plants.fused(plants.encoder(1), tmp_path, "fp16")
         np.savez(tmp_path / "data.npz", **plants.encoder_feeds())
-        self.process = Process(patch, "BiasGelu")
+        self.process = Process(patch, "LinearGelu")
         stands: dict[Path, Stand] = {}
-        for name, ops, wrong in (("automatic.engine", frozenset[str](), ""), ("fused.engine", PLUGINS, "BiasGelu")):
+        for name, ops, wrong in (("automatic.engine", frozenset[str](), ""), ("fused.engine", PLUGINS, "LinearGelu")):
             stand = Stand(fused, (), wrong)
             stand.manifest = made_of(fused, each_node_a_layer(fused, ops), ops, "fp16")  # type: ignore[attr-defined]
             stands[tmp_path / name] = stand
@@ -471,7 +472,7 @@ class Command:
 
         def in_memory(model: Path, *, plugin_ops: frozenset[str]) -> Stand:
             self.alone.append(model)
-            return Stand(model, (), "BiasGelu" if plugin_ops else "")
+            return Stand(model, (), "LinearGelu" if plugin_ops else "")
 
         patch.setattr(build, "in_memory", in_memory)
         self.wanted = compare.Wanted(original, tuple(stands), tmp_path / "data.npz", 0, 1, {}, None, None, 2, layers=True)
@@ -498,13 +499,13 @@ def test_the_command_sets_automatic_and_fused_engines_side_by_side(tmp_path: Pat
     assert [s["role"] for s in report["inside"]["subjects"]] == ["automatic", "fused"]
     automatic, found = report["inside"]["subjects"]
     assert automatic["wrong"] is None
-    assert found["wrong"]["node"] == "bias_gelu"
+    assert found["wrong"]["node"] == "linear_epilogue"
     assert found["wrong"]["tensor"] == "l0_gelu_mul_half_out"
     assert report["error_budget"]["verdicts"]["y"]["kind"] == "wrong"
     assert "times as much as automatic.engine in the same float16" in report["error_budget"]["summary"]
     # The plain figures, the fusion and what is alone are the fused engine's.
     gelu = next(row for row in report["tensors"] if row["name"] == "l0_gelu_mul_half_out")
-    assert (gelu["subject"], gelu["fusion"]) == ("fused.engine", "bias_gelu")
+    assert (gelu["subject"], gelu["fusion"]) == ("fused.engine", "linear_epilogue")
     assert gelu["alone"]["agrees"] is False
     assert "automatic" in gelu
     row = next(row for row in report["tensors"] if row["name"] == "y")
@@ -516,8 +517,8 @@ def test_a_report_of_engines_knows_the_model_that_they_were_built_from(tmp_path:
     command = Command(tmp_path, monkeypatch)
     report = compare._complete(compare.run(command.wanted), command.wanted)
     assert {"before", "after"} <= report["graph"].keys()
-    assert {site["fusion"] for site in report["sites"]} == {"qkv_pack", "skip_layernorm", "bias_gelu"}
-    assert {kernel["op"] for kernel in report["kernels"]} == PLUGINS
+    assert {site["fusion"] for site in report["sites"]} == {"qkv_pack", "skip_layernorm", "linear_epilogue"}
+    assert {kernel["op"] for kernel in report["kernels"]} == {"SkipLayerNormalization", "Linear"}
     page = html.page(report)
     assert "wrong by itself" in page
     said = {axis["name"]: axis["answer"] for axis in report["axes"]}
