@@ -44,8 +44,16 @@ struct Block
 {
     dim3 index;
     Group all;
+    Group first; // 128 threads
     Group* cluster = nullptr;
     std::vector<unsigned char> shared;
+};
+
+struct Copy
+{
+    void* to;
+    void const* from; // null: zeros
+    int group;
 };
 
 struct Thread
@@ -56,6 +64,8 @@ struct Thread
     int lane = 0;
     Block* block = nullptr;
     Group* warp = nullptr;
+    std::vector<Copy> copies;
+    int groups = 0;
     bool started = false;
     bool done = false;
 };
@@ -112,6 +122,17 @@ void wait_for_cluster()
     wait(*current->block->cluster);
 }
 
+void wait_for_group()
+{
+    current->block->first.size = 128;
+    wait(current->block->first);
+}
+
+int cluster_size()
+{
+    return blocks_of_cluster;
+}
+
 int lane()
 {
     return current->lane;
@@ -161,6 +182,31 @@ void later(std::function<void()> act)
     pending.push_back(std::move(act));
 }
 
+void copy(void* to, void const* from, bool there)
+{
+    std::memset(to, 0xff, 16);
+    current->copies.push_back({to, there ? from : nullptr, current->groups});
+}
+
+void end_group()
+{
+    ++current->groups;
+}
+
+void wait_for_copies(int left)
+{
+    std::vector<Copy>& copies = current->copies;
+    size_t done = 0;
+    for (; done < copies.size() && copies[done].group < current->groups - left; ++done)
+    {
+        if (copies[done].from)
+            std::memcpy(copies[done].to, copies[done].from, 16);
+        else
+            std::memset(copies[done].to, 0, 16);
+    }
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
 // Runs the current thread until it yields.
 static void go_on()
 {
@@ -177,8 +223,8 @@ static void go_on()
     setcontext(&context);
 }
 
-// Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
-// chance, so that none can count on another's pace.
+// Runs `blocks` to their end. In every round the threads of each warp take their turn; some are left out by chance, so that none can count
+// on another's pace.
 static void run_blocks()
 {
     int const each = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
@@ -205,6 +251,8 @@ static void run_blocks()
         thread.done = false;
         ++thread.warp->size;
         thread.started = false;
+        thread.copies.clear();
+        thread.groups = 0;
     }
     static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
@@ -223,7 +271,7 @@ static void run_blocks()
         }
         for (int i = 0; i < count; ++i)
         {
-            if (i % 32 == 0 && blocks.size() > 1 && chance() % 4 == 0)
+            if (i % 32 == 0 && count > 32 && chance() % 4 == 0)
             {
                 i += 31;
                 continue;
@@ -274,6 +322,13 @@ void run(Launch const& launch, std::function<void()> const& thread)
 }
 } // namespace emulator
 
+// What a test says of the GPU in the environment.
+static int emulator_given(char const* name, int absent)
+{
+    char const* const value = std::getenv(name);
+    return value ? std::atoi(value) : absent;
+}
+
 // A small GPU, so that both choices of the launchers (few rows, many rows) are cheap to reach.
 extern "C" cudaError_t cudaGetDevice(int* device)
 {
@@ -286,8 +341,8 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
     {
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 40 * 1024; break;
-    default: *value = std::getenv("ONNXFUSE_EMULATED_SMS") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_SMS")) : 2;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator_given("ONNXFUSE_EMULATED_SHARED", 40 * 1024); break;
+    default: *value = emulator_given("ONNXFUSE_EMULATED_SMS", 2);
     }
     return cudaSuccess;
 }

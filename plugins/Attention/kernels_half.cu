@@ -1,0 +1,7 @@
+#include "table.cuh"
+
+namespace onnxfuse
+{
+template AttentionKernel<__half> find_attention<__half>(int head, int rows);
+template void (*find_join<__half>())(AttentionArgs<__half>, int64_t);
+} // namespace onnxfuse

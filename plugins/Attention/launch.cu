@@ -1,0 +1,229 @@
+#include "launch.h"
+
+#include <algorithm>
+
+#include "../common/launch.cuh"
+#include "kernel.cuh"
+#include "kernels.h"
+
+namespace onnxfuse
+{
+namespace
+{
+using Problem = OnnxfuseAttention;
+using Mask = OnnxfuseAttentionMask;
+
+struct Choice
+{
+    int rows = 0, splits = 1, split_keys = 0, stages = 1;
+    size_t workspace = 0;
+};
+
+int divide(int64_t a, int64_t b)
+{
+    return static_cast<int>((a + b - 1) / b);
+}
+
+cudaError_t check_sizes(Problem const& p)
+{
+    bool const sound = p.dtype >= 0 && p.dtype <= 2 && p.batch >= 0 && p.heads >= 1 && p.kv_heads >= 1 && p.heads % p.kv_heads == 0
+        && p.queries >= 0 && p.keys >= 0 && p.head >= 1 && p.width >= 1 && p.rows >= 0 && p.splits >= 0 && p.causal >= 0 && p.causal <= 1
+        && p.added[0].batches >= 0 && p.added[1].batches >= 0 && p.keep.batches >= 0 && (p.added[0].batches || !p.added[1].batches);
+    if (!sound)
+        return cudaErrorInvalidValue;
+    if (p.dtype == static_cast<int>(Dtype::kFloat32) || p.head % 8 || p.width % 8 || p.head > 256 || p.width > 256)
+        return cudaErrorNotSupported;
+    // Blocks are counted in 32 bits.
+    if (int64_t{p.batch} * p.heads > INT32_MAX / std::max(1, divide(p.queries, 16)) / std::max(1, p.splits))
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
+
+template <typename T>
+cudaError_t choose(Problem const& p, Choice& choice, AttentionKernel<T>& found)
+{
+    int device = 0, multiprocessors = 0, major = 0, most_shared = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess)
+        return status;
+    if (major < 8)
+        return cudaErrorNotSupported;
+    int64_t const sequences = int64_t{p.batch} * p.heads;
+    auto blocks = [&](int rows) { return sequences * divide(p.queries, rows); };
+    // Blocks as large as still give every multiprocessor two.
+    choice.rows = p.rows;
+    if (!choice.rows)
+        choice.rows = p.queries > 32 && blocks(64) >= 2 * multiprocessors ? 64 : p.queries > 16 && blocks(32) >= 2 * multiprocessors ? 32 : 16;
+    for (;;)
+    {
+        found = find_attention<T>(std::max(p.head, p.width), choice.rows);
+        if (!found.kernel)
+            return cudaErrorNotSupported;
+        choice.stages = p.keys > found.tile ? 2 : 1;
+        if (found.bytes[choice.stages - 1] <= most_shared)
+            break;
+        // Of wide heads, more rows mean fewer keys at a time.
+        if (p.rows || choice.rows == 64)
+            return cudaErrorNotSupported;
+        choice.rows *= 2;
+    }
+    int const most_splits = std::max(1, divide(p.keys, 2 * found.tile));
+    choice.splits = p.splits;
+    if (!choice.splits)
+        choice.splits = static_cast<int>(std::clamp<int64_t>(multiprocessors / std::max<int64_t>(1, blocks(choice.rows)), 1, most_splits));
+    if (p.splits > 1 && (p.splits > most_splits || p.splits > 64))
+        return cudaErrorNotSupported;
+    choice.split_keys = divide(divide(p.keys, choice.splits), found.tile) * found.tile;
+    choice.splits = std::max(1, divide(p.keys, std::max(1, choice.split_keys)));
+    if (choice.splits > 1)
+        choice.workspace = size_t(choice.splits) * size_t(sequences) * size_t(p.queries) * (size_t(p.width) * 4 + 8);
+    return cudaSuccess;
+}
+
+template <typename Act>
+cudaError_t with_half_type(int dtype, Act act)
+{
+    return dtype == static_cast<int>(Dtype::kFloat16) ? act(Type<__half>{}) : act(Type<__nv_bfloat16>{});
+}
+
+cudaError_t check_pointers(Problem const& p)
+{
+    if (!p.q.data || !p.output.data || ((!p.k.data || !p.v.data) && p.keys > 0))
+        return cudaErrorInvalidValue;
+    for (Mask const* mask : {&p.added[0], &p.added[1], &p.keep})
+    {
+        if (mask->batches && !mask->data)
+            return cudaErrorInvalidValue;
+    }
+    int64_t strides = 0;
+    bool straight = aligned(2, p.added[0].data, p.added[1].data);
+    for (OnnxfuseAttentionTensor const* tensor : {&p.q, &p.k, &p.v, &p.output})
+    {
+        straight = straight && aligned(16, tensor->data);
+        strides |= tensor->batch_stride | tensor->row_stride | tensor->head_stride;
+    }
+    return straight && strides % 8 == 0 ? cudaSuccess : cudaErrorMisalignedAddress;
+}
+
+template <typename T>
+MaskArgs<T> mask_args(Mask const& mask, int keys)
+{
+    bool const pairs = keys % 2 == 0 && (mask.batch_stride | mask.head_stride | mask.row_stride) % 2 == 0 && aligned(2 * sizeof(T), mask.data);
+    return {static_cast<T const*>(mask.data), mask.batch_stride, mask.head_stride, mask.row_stride, mask.batches, pairs};
+}
+
+cudaLaunchConfig_t launch_config(int64_t blocks, int threads, cudaStream_t stream, cudaLaunchAttribute& attribute, bool early)
+{
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = stream;
+    if (early)
+    {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+    }
+    return config;
+}
+
+template <typename T>
+cudaError_t launch(Problem const& p, Choice const& choice, AttentionKernel<T> const& found, void* workspace, cudaStream_t stream)
+{
+    auto tensor = [](OnnxfuseAttentionTensor const& of) {
+        return Strided<T const>{static_cast<T const*>(of.data), of.batch_stride, of.row_stride, of.head_stride};
+    };
+    AttentionArgs<T> args{};
+    args.q = tensor(p.q);
+    args.k = tensor(p.k);
+    args.v = tensor(p.v);
+    args.output = {static_cast<T*>(const_cast<void*>(p.output.data)), p.output.batch_stride, p.output.row_stride, p.output.head_stride};
+    args.added[0] = mask_args<T>(p.added[0], p.keys);
+    args.added[1] = mask_args<T>(p.added[1], p.keys);
+    args.keep = mask_args<unsigned char>(p.keep, p.keys);
+    args.scale = p.scale;
+    args.fill = p.fill;
+    args.heads = p.heads;
+    args.group = p.heads / p.kv_heads;
+    args.queries = p.queries;
+    args.keys = p.keys;
+    args.head = p.head;
+    args.width = p.width;
+    args.causal = p.causal;
+    args.offset = p.offset;
+    args.tiles = divide(p.queries, choice.rows);
+    args.splits = choice.splits;
+    args.split_keys = choice.split_keys;
+    args.stages = choice.stages;
+    int64_t const rows = int64_t{p.batch} * p.heads * p.queries;
+    args.partial = static_cast<float*>(workspace);
+    args.statistics = reinterpret_cast<float2*>(args.partial + choice.splits * rows * p.width);
+
+    int const bytes = found.bytes[choice.stages - 1];
+    if (cudaError_t const status = cudaFuncSetAttribute(found.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); status != cudaSuccess)
+        return status;
+    cudaLaunchAttribute attribute{};
+    cudaLaunchConfig_t config
+        = launch_config(int64_t{args.tiles} * args.splits * p.batch * p.heads, found.threads, stream, attribute, p.early != 0);
+    config.dynamicSmemBytes = static_cast<size_t>(bytes);
+    cudaError_t status = cudaLaunchKernelEx(&config, found.kernel, args);
+    if (status != cudaSuccess || choice.splits == 1)
+        return status;
+    int64_t const count = rows * (p.width / 8);
+    config = launch_config((count + 127) / 128, 128, stream, attribute, true);
+    return cudaLaunchKernelEx(&config, find_join<T>(), args, count);
+}
+} // namespace
+} // namespace onnxfuse
+
+extern "C" size_t onnxfuse_attention_workspace(OnnxfuseAttention const* problem)
+{
+    using namespace onnxfuse;
+    Choice choice;
+    if (check_sizes(*problem) == cudaSuccess)
+    {
+        with_half_type(problem->dtype, [&](auto type) {
+            AttentionKernel<typename decltype(type)::type> found;
+            return choose(*problem, choice, found);
+        });
+    }
+    return choice.workspace;
+}
+
+extern "C" int onnxfuse_attention_supported(OnnxfuseAttention const* problem)
+{
+    using namespace onnxfuse;
+    if (cudaError_t const status = check_sizes(*problem); status != cudaSuccess)
+        return status;
+    return with_half_type(problem->dtype, [&](auto type) {
+        Choice choice;
+        AttentionKernel<typename decltype(type)::type> found;
+        return choose(*problem, choice, found);
+    });
+}
+
+extern "C" int onnxfuse_launch_attention(OnnxfuseAttention const* problem, void* workspace, size_t bytes, void* stream)
+{
+    using namespace onnxfuse;
+    if (cudaError_t const status = check_sizes(*problem); status != cudaSuccess)
+        return status;
+    return with_half_type(problem->dtype, [&](auto type) {
+        using T = typename decltype(type)::type;
+        Choice choice;
+        AttentionKernel<T> found;
+        cudaError_t status = choose(*problem, choice, found);
+        if (status != cudaSuccess || problem->batch == 0 || problem->queries == 0)
+            return status;
+        status = check_pointers(*problem);
+        if (status == cudaSuccess && choice.workspace > 0 && (!workspace || bytes < choice.workspace))
+            status = cudaErrorMemoryAllocation;
+        return status == cudaSuccess ? launch(*problem, choice, found, workspace, static_cast<cudaStream_t>(stream)) : status;
+    });
+}
