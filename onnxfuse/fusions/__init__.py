@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfuse import extensions
 from onnxfuse.fusions import (
+    attention,
     bias_gelu,
     conv_bias,
     conv_bn,
@@ -36,6 +37,7 @@ BUILT_IN: tuple[Fusion, ...] = (
     bias_gelu.FUSION,
     lstm.FUSION,
     gru.FUSION,
+    attention.FUSION,
 )
 # Those of extensions come behind the built-in ones of their kind.
 REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
