@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 #include <cuda_runtime.h>
-#include "../plugins/Attention/launch.h"
+#include "../plugins/FusedAttention/launch.h"
 #define API extern "C" ONNXFUSE_EXPORT
 API int gt_malloc(void** p, size_t n) { return cudaMalloc(p, n); }
 API int gt_free(void* p) { return cudaFree(p); }

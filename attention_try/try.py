@@ -13,9 +13,9 @@ def unbf16(u): return (u.astype(np.uint32) << 16).view(np.float32)
 def store(dt, a): return np.ascontiguousarray(a, np.float16) if dt == "float16" else bf16(a)
 def widen(dt, a): return (a if dt == "float16" else unbf16(a)).astype(np.float64)
 class Strided(ctypes.Structure): _fields_ = [("data", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "row", "head")]
-class Mask(ctypes.Structure): _fields_ = [("data", ctypes.c_void_p), ("batches", ctypes.c_int32)] + [(n, ctypes.c_int64) for n in ("batch", "head", "row")]
+class Mask(ctypes.Structure): _fields_ = [("data", ctypes.c_void_p), ("batches", ctypes.c_int32), ("key", ctypes.c_int32)] + [(n, ctypes.c_int64) for n in ("batch", "head", "row")]
 class Problem(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int32) for n in "dtype batch heads kv_heads queries keys head width".split()] + [("scale", ctypes.c_float)] + [(n, Strided) for n in "qkvo"] + [("added", Mask * 2), ("keep", Mask), ("fill", ctypes.c_float)] + [(n, ctypes.c_int32) for n in "causal offset rows splits early".split()]
+    _fields_ = [(n, ctypes.c_int32) for n in "dtype batch heads kv_heads queries keys head width".split()] + [("scale", ctypes.c_float)] + [(n, Strided) for n in "qkvo"] + [("added", Mask * 2), ("keep", Mask), ("hides", ctypes.c_int32), ("fill", ctypes.c_float), ("safe", ctypes.c_int32)] + [(n, ctypes.c_int32) for n in "causal offset rows splits early".split()]
 
 def case(name, B=1, H=12, S=128, K=None, D=64, W=None, KV=None, dt="float16", mask=None, causal=0, rows=0, splits=0, early=0, packed=True, time=True, check=True):
     d = dict(locals()); d["K"] = K or S; d["W"] = W or D; d["KV"] = KV or H; d["packed"] = packed and d["K"] == S; return d
@@ -61,7 +61,7 @@ def child(names):
             total = np.zeros((1, 1, 1, 1)); whole = None
             def add(i, a):
                 nonlocal total
-                a = store(dt, a.astype(np.float32)); st = [0 if e == 1 else s // 2 for e, s in zip(a.shape, a.strides)]; p.added[i] = Mask(put(a), a.shape[0], *st[:3]); w = widen(dt, a); total = total + w[np.arange(B) % len(w)]
+                a = store(dt, a.astype(np.float32)); st = [0 if e == 1 else s // 2 for e, s in zip(a.shape, a.strides)]; p.added[i] = Mask(put(a), a.shape[0], st[3], *st[:3]); w = widen(dt, a); total = total + w[np.arange(B) % len(w)]
             if c["mask"] in ("padding", "whole"):
                 m = np.zeros((B, 1, 1, K)); m[..., K - K // 5:] = -65504.0 if c["mask"] == "padding" else 0
                 if c["mask"] == "whole": m[0] = -10000.0

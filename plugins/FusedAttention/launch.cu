@@ -31,7 +31,7 @@ cudaError_t check_sizes(Problem const& p)
         && p.added[0].batches >= 0 && p.added[1].batches >= 0 && p.keep.batches >= 0 && (p.added[0].batches || !p.added[1].batches);
     if (!sound)
         return cudaErrorInvalidValue;
-    if (p.dtype == static_cast<int>(Dtype::kFloat32) || p.head % 8 || p.width % 8 || p.head > 256 || p.width > 256)
+    if (p.head % 8 || p.width % 8 || p.head > 256 || p.width > 256)
         return cudaErrorNotSupported;
     // Blocks are counted in 32 bits.
     if (int64_t{p.batch} * p.heads > INT32_MAX / std::max(1, divide(p.queries, 16)) / std::max(1, p.splits))
@@ -52,12 +52,13 @@ cudaError_t choose(Problem const& p, Choice& choice, AttentionKernel<T>& found)
         status = cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (status != cudaSuccess)
         return status;
-    if (major < 8)
+    constexpr bool kHalf = sizeof(T) == 2;
+    if ((kHalf && major < 8) || (!kHalf && p.splits > 1))
         return cudaErrorNotSupported;
     int64_t const sequences = int64_t{p.batch} * p.heads;
     auto blocks = [&](int rows) { return sequences * divide(p.queries, rows); };
     // Blocks as large as still give every multiprocessor two.
-    choice.rows = p.rows;
+    choice.rows = p.rows || kHalf ? p.rows : 16;
     if (!choice.rows)
         choice.rows = p.queries > 32 && blocks(64) >= 2 * multiprocessors ? 64 : p.queries > 16 && blocks(32) >= 2 * multiprocessors ? 32 : 16;
     for (;;)
@@ -69,11 +70,11 @@ cudaError_t choose(Problem const& p, Choice& choice, AttentionKernel<T>& found)
         if (found.bytes[choice.stages - 1] <= most_shared)
             break;
         // Of wide heads, more rows mean fewer keys at a time.
-        if (p.rows || choice.rows == 64)
+        if (p.rows || !kHalf || choice.rows == 64)
             return cudaErrorNotSupported;
         choice.rows *= 2;
     }
-    int const most_splits = std::max(1, divide(p.keys, 2 * found.tile));
+    int const most_splits = kHalf ? std::max(1, divide(p.keys, 2 * found.tile)) : 1;
     choice.splits = p.splits;
     if (!choice.splits)
         choice.splits = static_cast<int>(std::clamp<int64_t>(multiprocessors / std::max<int64_t>(1, blocks(choice.rows)), 1, most_splits));
@@ -86,12 +87,6 @@ cudaError_t choose(Problem const& p, Choice& choice, AttentionKernel<T>& found)
     return cudaSuccess;
 }
 
-template <typename Act>
-cudaError_t with_half_type(int dtype, Act act)
-{
-    return dtype == static_cast<int>(Dtype::kFloat16) ? act(Type<__half>{}) : act(Type<__nv_bfloat16>{});
-}
-
 cudaError_t check_pointers(Problem const& p)
 {
     if (!p.q.data || !p.output.data || ((!p.k.data || !p.v.data) && p.keys > 0))
@@ -102,20 +97,21 @@ cudaError_t check_pointers(Problem const& p)
             return cudaErrorInvalidValue;
     }
     int64_t strides = 0;
-    bool straight = aligned(2, p.added[0].data, p.added[1].data);
+    int64_t const element = p.dtype == static_cast<int>(Dtype::kFloat32) ? 4 : 2;
+    bool straight = aligned(static_cast<size_t>(element), p.added[0].data, p.added[1].data);
     for (OnnxfuseAttentionTensor const* tensor : {&p.q, &p.k, &p.v, &p.output})
     {
         straight = straight && aligned(16, tensor->data);
         strides |= tensor->batch_stride | tensor->row_stride | tensor->head_stride;
     }
-    return straight && strides % 8 == 0 ? cudaSuccess : cudaErrorMisalignedAddress;
+    return straight && strides * element % 16 == 0 ? cudaSuccess : cudaErrorMisalignedAddress;
 }
 
 template <typename T>
 MaskArgs<T> mask_args(Mask const& mask, int keys)
 {
-    bool const pairs = keys % 2 == 0 && (mask.batch_stride | mask.head_stride | mask.row_stride) % 2 == 0 && aligned(2 * sizeof(T), mask.data);
-    return {static_cast<T const*>(mask.data), mask.batch_stride, mask.head_stride, mask.row_stride, mask.batches, pairs};
+    bool const pairs = mask.key_stride == 1 && keys % 2 == 0 && (mask.batch_stride | mask.head_stride | mask.row_stride) % 2 == 0 && aligned(2 * sizeof(T), mask.data);
+    return {static_cast<T const*>(mask.data), mask.batch_stride, mask.head_stride, mask.row_stride, mask.batches, mask.key_stride, pairs};
 }
 
 cudaLaunchConfig_t launch_config(int64_t blocks, int threads, cudaStream_t stream, cudaLaunchAttribute& attribute, bool early)
@@ -150,6 +146,8 @@ cudaError_t launch(Problem const& p, Choice const& choice, AttentionKernel<T> co
     args.keep = mask_args<unsigned char>(p.keep, p.keys);
     args.scale = p.scale;
     args.fill = p.fill;
+    args.hides = p.hides;
+    args.safe = p.safe;
     args.heads = p.heads;
     args.group = p.heads / p.kv_heads;
     args.queries = p.queries;
@@ -189,7 +187,7 @@ extern "C" size_t onnxfuse_attention_workspace(OnnxfuseAttention const* problem)
     Choice choice;
     if (check_sizes(*problem) == cudaSuccess)
     {
-        with_half_type(problem->dtype, [&](auto type) {
+        with_type(problem->dtype, [&](auto type) {
             AttentionKernel<typename decltype(type)::type> found;
             return choose(*problem, choice, found);
         });
@@ -197,12 +195,25 @@ extern "C" size_t onnxfuse_attention_workspace(OnnxfuseAttention const* problem)
     return choice.workspace;
 }
 
+extern "C" size_t onnxfuse_attention_workspace_up_to(OnnxfuseAttention const* problem)
+{
+    using namespace onnxfuse;
+    int sms = 0;
+    if (check_sizes(*problem) != cudaSuccess || multiprocessors(sms) != cudaSuccess)
+        return 0;
+    OnnxfuseAttention const& p = *problem;
+    // Where the launcher chooses, splits are no more blocks than there are multiprocessors, of 64 rows at most.
+    size_t const row = size_t(p.width) * 4 + 8, chosen = size_t(sms) * 64 * row;
+    size_t const given = p.splits > 1 ? size_t(p.splits) * size_t(p.batch) * size_t(p.heads) * size_t(p.queries) * row : 0;
+    return std::max(chosen, given);
+}
+
 extern "C" int onnxfuse_attention_supported(OnnxfuseAttention const* problem)
 {
     using namespace onnxfuse;
     if (cudaError_t const status = check_sizes(*problem); status != cudaSuccess)
         return status;
-    return with_half_type(problem->dtype, [&](auto type) {
+    return with_type(problem->dtype, [&](auto type) {
         Choice choice;
         AttentionKernel<typename decltype(type)::type> found;
         return choose(*problem, choice, found);
@@ -214,7 +225,7 @@ extern "C" int onnxfuse_launch_attention(OnnxfuseAttention const* problem, void*
     using namespace onnxfuse;
     if (cudaError_t const status = check_sizes(*problem); status != cudaSuccess)
         return status;
-    return with_half_type(problem->dtype, [&](auto type) {
+    return with_type(problem->dtype, [&](auto type) {
         using T = typename decltype(type)::type;
         Choice choice;
         AttentionKernel<T> found;

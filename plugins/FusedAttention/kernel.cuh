@@ -23,6 +23,7 @@ struct MaskArgs
     T const* data;
     int64_t batch, head, row;
     int batches; // 0: none
+    int step; // between keys: 0 or 1
     int pairs;   // whether elements 2i and 2i + 1 of a row can be read as one
 };
 
@@ -36,6 +37,7 @@ struct AttentionArgs
     float scale, fill;
     int heads, group; // heads of Q, and how many share one of K and V
     int queries, keys, head, width;
+    int hides, safe;
     int causal, offset;
     int tiles;  // blocks along the queries
     int splits; // blocks along the keys
@@ -132,8 +134,8 @@ __device__ __forceinline__ void add_pairs(float (&to)[4], MaskArgs<T> const& mas
         }
         else
         {
-            to[2 * i] += key < keys ? widen(rows[i][key]) : 0.0f;
-            to[2 * i + 1] += key + 1 < keys ? widen(rows[i][key + 1]) : 0.0f;
+            to[2 * i] += key < keys ? widen(rows[i][key * mask.step]) : 0.0f;
+            to[2 * i + 1] += key + 1 < keys ? widen(rows[i][(key + 1) * mask.step]) : 0.0f;
         }
     }
 }
@@ -145,6 +147,17 @@ __device__ __forceinline__ void mask_rows(T const* (&rows)[2], MaskArgs<T> const
     T const* const base = mask.data + (mask.batches ? batch % mask.batches : 0) * mask.batch + head * mask.head;
     rows[0] = base + min(row, queries - 1) * mask.row;
     rows[1] = base + min(row + 8, queries - 1) * mask.row;
+}
+
+// Sums of weighted values to their mean.
+template <typename T>
+__device__ __forceinline__ void finish(float (&values)[8], float total, AttentionArgs<T> const& args)
+{
+    bool const nothing = args.keys == 0 || (args.safe && !(total > 0.0f));
+    float const inverse = 1.0f / total;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+        values[j] = nothing ? 0.0f : values[j] * inverse;
 }
 
 template <typename T, int kHead, int kRowWarps, int kKeyWarps>
@@ -225,7 +238,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
 #pragma unroll
                     for (int j = 0; j < 4; ++j)
                     {
-                        if (key + j % 2 < args.keys && !keep_rows[j / 2][key + j % 2])
+                        if (key + j % 2 < args.keys && (keep_rows[j / 2][(key + j % 2) * args.keep.step] != 0) == (args.hides != 0))
                             keep &= ~(1u << (4 * n + j));
                     }
                 }
@@ -399,10 +412,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
                 args.statistics[to] = make_float2(highest, all);
             continue;
         }
-        float const inverse = args.keys > 0 ? 1.0f / all : 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-            values[j] *= inverse;
+        finish(values, all, args);
         Vector<T, 8> packed;
         pack(values, packed);
         T* const to = args.output.data + batch * args.output.batch + (first_row + of) * args.output.row + head * args.output.head;
@@ -439,10 +449,7 @@ __global__ void __launch_bounds__(128) join_attention(__grid_constant__ Attentio
         for (int j = 0; j < 8; ++j)
             values[j] += weight * given[j];
     }
-    float const inverse = 1.0f / all;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-        values[j] *= inverse;
+    finish(values, all, args);
     Vector<T, 8> packed;
     pack(values, packed);
     int const row = static_cast<int>(of % args.queries);
