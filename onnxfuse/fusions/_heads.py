@@ -40,6 +40,12 @@ class Heads:
         extent = self.extent(axis)
         return extent if isinstance(extent, int) else None
 
+    def known(self, axis: int) -> int:
+        """The same where a check has made sure of it."""
+        number = self.number(axis)
+        assert number is not None
+        return number
+
 
 def find(value: gs.Tensor, transposed: bool = False) -> Heads | None:
     """What `value` [batch, heads, rows, size] is made of; `transposed`: [batch, heads, size, rows]. None where its axes lie otherwise."""
@@ -186,8 +192,8 @@ def _taken(value: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
             return None
     elif list(before[:axis]) + list(before[axis + 1 :]) != list(dims):
         return None
-    place = next(i for i, made in enumerate(split.outputs) if made is node.inputs[0])
-    return split.inputs[0], place, axis
+    number = next(i for i, made in enumerate(split.outputs) if made is node.inputs[0])
+    return split.inputs[0], number, axis
 
 
 def _producer(value: gs.Tensor, every: bool = False) -> gs.Node | None:

@@ -15,7 +15,7 @@ float32's lowest number, NaN under -inf. Values that replace scores are kept as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -72,9 +72,7 @@ class _Site:
 
     @property
     def group(self) -> int:
-        heads, own = self.q.number(1), self.k.number(1)
-        assert heads and own
-        return heads // own
+        return self.q.known(1) // self.k.known(1)
 
 
 class Attention(Fusion):
@@ -99,13 +97,11 @@ class Attention(Fusion):
         site = _site_of(match)
         form = _form(site)
         q, k, v = site.q, site.k, site.v
-        heads, own, size, width = q.number(1), k.number(1), q.number(3), v.number(3)
-        assert heads and own and size and width
+        heads, own, size, width = q.known(1), k.known(1), q.known(3), v.known(3)
         inputs = [_heads.packed(q, k, v)] if form.packed else [q.value, k.value, v.value]
         inputs += site.added
         if site.windows is not None:
-            _, count, many, rows, keys = (int(extent or 0) for extent in query.shape(site.windows) or ())  # type: ignore[call-overload]
-            inputs.append(new.reshaped(site.windows, (count, many, rows, keys)))
+            inputs.append(new.reshaped(site.windows, tuple(int(extent) for extent in (query.shape(site.windows) or [])[1:] if extent)))
         if site.keep is not None:
             inputs.append(site.keep)
         y_perm = ROWS_FIRST if "turned" in match.tensors else HEADS_FIRST
@@ -191,9 +187,11 @@ def _native(match: Match) -> _Site | Refusal:
     q, k, v = (_heads.find(value) for value in node.inputs[:3])
     if q is None or k is None or v is None or v.scale != 1.0:
         return Refusal("the axes of the keys lie otherwise than batch, heads, rows", node.inputs[1].name)
-    size = q.number(3)
-    if not size:
-        return Refusal("the size of a head is unknown", query.shape(q.value))
+    size, heads, own = q.number(3), q.number(1), k.number(1)
+    if not size or not heads or not own:
+        return Refusal("heads are of unknown number or size", f"{query.shape(q.value)} and {query.shape(k.value)}")
+    if heads % own == 0:  # the operator repeats heads by itself
+        k, v = replace(k, repeats=heads // own), replace(v, repeats=heads // own)
     scale = float(attrs.get("scale") or size**-0.5) * q.scale * k.scale
     mask = given[3]
     choice = mask is not None and query.dtype(mask) == np.dtype(bool)

@@ -41,9 +41,8 @@ class Form:
         return min(ADDED.index(self.added), 2)
 
 
-FORMS = tuple(
-    Form(packed, added, kept, causal, grouped) for packed, added, kept, causal, grouped in product((False, True), ADDED, *[(False, True)] * 3)
-)
+_EITHER = (False, True)
+FORMS = tuple(Form(*flags[:1], added, *flags[1:]) for added in ADDED for flags in product(_EITHER, _EITHER, _EITHER, _EITHER))
 # Op type -> the plugin's name and what it is told.
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     form.op_type: (

@@ -72,8 +72,8 @@ class Launcher:
 class Case:
     """One launch. `layout`: rows (all tensors [batch, row, head, i]), heads ([batch, head, row, i]) or packed (Q, K and V side by side).
 
-    `added`: shapes of what is added, with 1 for a broadcast. `padding`: keys at the end of every second batch entry that a mask of the value
-    `low` hides; `whole`: the first batch entry has all of its keys hidden. `keep`: shape of a mask of bytes.
+    `added`: shapes of what is added, with 1 for a broadcast. `padding`: keys at the end of every second batch entry that a mask of the
+    value `low` hides; `whole`: the first batch entry has all of its keys hidden. `keep`: shape of a mask of bytes.
     """
 
     dtype: str = "float16"
@@ -185,7 +185,7 @@ def check(launcher: Launcher, memory: Any, case: Case, kernels: Any) -> float:
     for i, extents in enumerate(case.added):
         value = rng.standard_normal(extents).astype(dtype)
         if i == len(case.added) - 1:
-            value[1::2, ..., case.keys - case.padding :] = case.low  # nothing where keys are a broadcast
+            value[1::2, ..., case.keys - case.padding :] = case.low
             if case.whole:
                 value[0] = case.low
         mask(problem.added[i], value)

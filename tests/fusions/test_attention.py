@@ -1,0 +1,443 @@
+"""attention: as exporters write it, against onnxruntime, and every reason to refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnxfuse.fusions import _bodies, attention
+from onnxfuse.graph.attention import FORMS
+from tests.fusions import helpers
+from tests.fusions.helpers import Net, value
+
+ONLY = ("attention",)
+LOWEST = {np.float32: -3.4028234663852886e38, np.float16: -65504.0}
+B, S, K, H, D = 2, 5, 7, 3, 8
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@dataclass
+class Written:
+    """A model that is written attention by attention; inputs get random values."""
+
+    opset: int = 17
+    dtype: Any = np.float32
+    net: Net = field(init=False)
+    feeds: dict[str, np.ndarray] = field(default_factory=dict)
+    symbols: dict[str, list[int | str]] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.net = Net(self.opset)
+
+    def given(self, name: str, *shape: int, symbols: list[int | str] | None = None, values: np.ndarray | None = None) -> str:
+        self.feeds[name] = random(*shape, seed=len(self.feeds), dtype=self.dtype) if values is None else values
+        self.symbols[name] = symbols or list(self.feeds[name].shape)
+        return name
+
+    def const(self, values: Any) -> str:
+        return self.net.const(values, self.dtype)
+
+    def ints(self, *values: int) -> str:
+        return self.net.const(list(values), np.int64)
+
+    def heads(self, x: str, heads: int = H, size: int = D, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
+        """[batch, rows, heads * size] -> [batch, heads, rows, size]"""
+        return self.net.op("Transpose", self.net.op("Reshape", x, self.ints(0, 0, heads, size)), perm=list(perm))
+
+    def unsqueezed(self, x: str, axis: int) -> str:
+        return self.net.op("Unsqueeze", x, self.ints(axis)) if self.opset >= 13 else self.net.op("Unsqueeze", x, axes=[axis])
+
+    def joined(self, context: str, width: int = H * D) -> str:
+        turned = self.net.op("Transpose", context, perm=[0, 2, 1, 3])
+        return self.net.op("Reshape", turned, self.ints(0, 0, width), out=self.out())
+
+    def out(self) -> str:
+        self.outputs.append(f"y{len(self.outputs)}")
+        return self.outputs[-1]
+
+    def model(self) -> onnx.ModelProto:
+        kinds = {name: helper.np_dtype_to_tensor_dtype(values.dtype) for name, values in self.feeds.items()}
+        inputs = [value(name, self.symbols[name], kinds[name]) for name in self.feeds]
+        return self.net.model(inputs, self.outputs)
+
+    def check(self, *variants: str | None, **kwargs: Any) -> onnx.ModelProto:
+        half = self.dtype == np.float16
+        tolerance = {"rtol": 5e-3, "atol": 5e-3} if half else {}
+        fused, sites, _ = helpers.check(self.model(), self.feeds, ONLY, **{**tolerance, **kwargs})
+        assert sites == [("attention", variant) for variant in variants]
+        assert "Softmax" not in helpers.ops(fused)
+        return fused
+
+    def refused(self, reason: str) -> None:
+        _, sites, misses = helpers.fuse(self.model(), ONLY)
+        assert sites == []
+        assert any(reason in miss.reason for miss in misses), [miss.reason for miss in misses]
+
+
+def bert(w: Written, mask: str | None, s: int = S, batch: int | str = B, rows: int | str = S) -> str:
+    """As torch's old exporter writes BERT: q, k and v by products of their own."""
+    net = w.net
+    q, k, v = (w.given(name, B, s, H * D, symbols=[batch, rows, H * D]) for name in ("q", "k", "v"))
+    scores = net.op("MatMul", w.heads(q), w.heads(k, perm=(0, 2, 3, 1)))
+    scores = net.op("Div", scores, w.const(np.sqrt(D)))
+    if mask:
+        scores = net.op("Add", scores, mask)
+    return w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), w.heads(v)))
+
+
+def sdpa(w: Written, q: str, k: str, v: str, mask: str | None = None, safe: bool = False) -> str:
+    """scaled_dot_product_attention as torch's new exporter writes it: both sides scaled, keys turned in three axes."""
+    net = w.net
+    flat = net.op("Reshape", k, w.ints(-1, K, D))
+    turned = net.op("Reshape", net.op("Transpose", flat, perm=[0, 2, 1]), w.ints(B, H, D, K))
+    root = w.const(D**-0.25)
+    scores = net.op("MatMul", net.op("Mul", q, root), net.op("Mul", turned, root))
+    if mask:
+        scores = net.op("Add", scores, mask)
+    weights = net.op("Softmax", scores, axis=-1)
+    if safe:
+        weights = net.op("Where", net.op("IsNaN", weights), w.const(0.0), weights)
+    return net.op("MatMul", weights, v)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("opset", [12, 13, 17, 18, 20, 23])
+def test_bert(opset: int, dtype: Any) -> None:
+    w = Written(opset, dtype)
+    bert(w, None)
+    fused = w.check(None)
+    node = next(node for node in fused.graph.node if node.op_type == "FusedAttention")
+    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert attrs["scale"] == pytest.approx(D**-0.5, rel=1e-6 if dtype is np.float32 else 2e-4)
+    assert (attrs["q_perm"], attrs["k_perm"], attrs["v_perm"], attrs["y_perm"]) == ([0, 2, 1, 3],) * 4
+    assert "Transpose" not in helpers.ops(fused)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("low", [-10000.0, None, -np.inf])
+def test_padding(low: float | None, dtype: Any) -> None:
+    w = Written(dtype=dtype)
+    mask = np.zeros((B, 1, 1, S), dtype)
+    mask[0, ..., 3:] = LOWEST[dtype] if low is None else low
+    if dtype is np.float32 or low == -np.inf:
+        mask[1] = mask[0, ..., -1]  # a row that is masked whole
+    bert(w, w.given("mask", values=mask))
+    w.check("added")
+
+
+@pytest.mark.parametrize("low", [-10000.0, LOWEST[np.float16]])
+def test_half_precision_leaves_nothing_of_a_row_that_is_masked_whole(low: float) -> None:
+    """The sum is rounded to multiples of 8 or 32. (onnxruntime keeps what it adds in float32 on a CPU, so it is no reference here.)"""
+    w = Written(dtype=np.float16)
+    bert(w, w.given("mask", values=np.full((B, 1, 1, S), low, np.float16)))
+    fused, _, _ = helpers.fuse(w.model(), ONLY)
+    (got,) = helpers.run(fused, w.feeds)
+    mean = w.feeds["v"].astype(np.float64).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(got, np.broadcast_to(mean, got.shape), atol=2e-3)
+
+
+@pytest.mark.parametrize("shape", [(S,), (S, S), (H, 1, S), (1, 1, S, S), (B, H, S, S), (B, 1, S, 1), (1,), (1, H, 1, 1)])
+def test_what_is_added_is_broadcast(shape: tuple[int, ...]) -> None:
+    w = Written()
+    bert(w, w.given("mask", *shape))
+    w.check("added")
+
+
+def test_dynamic_batch_and_length() -> None:
+    w = Written()
+    bert(w, w.given("mask", B, 1, 1, S, symbols=["B", 1, 1, "S"]), batch="B", rows="S")
+    fused = w.check("added")
+    for length in (1, 9):
+        feeds = {name: random(3, length, H * D, seed=length) for name in ("q", "k", "v")} | {"mask": random(3, 1, 1, length)}
+        helpers.same(helpers.run(fused, feeds), helpers.run(w.model(), feeds))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_torch_sdpa(masked: bool, safe: bool) -> None:
+    w = Written(18)
+    q, k, v = w.given("q", B, H, S, D), w.given("k", B, H, K, D), w.given("v", B, H, K, D)
+    mask = np.where(random(B, 1, S, K) > 0, 0, -np.inf).astype(np.float32)
+    mask[0, 0, 0] = -np.inf
+    context = sdpa(w, q, k, v, w.given("mask", values=mask) if masked else None, safe)
+    w.net.op("Identity", context, out=w.out())
+    fused = w.check("added" if masked else None)
+    assert "FusedAttentionAdded" in fused.functions[0].name or not masked
+    rows = helpers.run(fused, w.feeds)[0][0, :, 0]
+    assert np.isnan(rows).all() == (masked and not safe)
+
+
+def packed_by_axis(w: Written, x: str, split: str) -> list[str]:
+    net = w.net
+    five = net.op("Transpose", net.op("Reshape", x, w.ints(0, 0, 3, H, D)), perm=[2, 0, 3, 1, 4])
+    if split == "gather":
+        return [net.op("Gather", five, net.const(i, np.int64), axis=0) for i in range(3)]
+    names = [f"part{i}" for i in range(3)]
+    if w.opset >= 13:
+        net.op("Split", five, w.ints(1, 1, 1), out=names, axis=0)
+    else:
+        net.op("Split", five, out=names, axis=0, split=[1, 1, 1])
+    if split == "reshape":
+        return [net.op("Reshape", name, w.ints(B, H, S, D)) for name in names]
+    return [net.op("Squeeze", name, w.ints(0)) if w.opset >= 13 else net.op("Squeeze", name, axes=[0]) for name in names]
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+@pytest.mark.parametrize("split", ["gather", "squeeze", "reshape"])
+def test_timm_vit(split: str, opset: int) -> None:
+    w = Written(opset)
+    net = w.net
+    q, k, v = packed_by_axis(w, w.given("x", B, S, 3 * H * D), split)
+    scores = net.op("MatMul", net.op("Mul", q, w.const(D**-0.5)), net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), v))
+    fused = w.check("packed")
+    assert not {"Gather", "Split", "Squeeze", "Transpose"} & set(helpers.ops(fused))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_packed_by_one_product(groups: int) -> None:
+    w = Written()
+    net, own = w.net, H // groups
+    sizes = [H * D, own * D, own * D]
+    net.op("Split", w.given("x", B, S, sum(sizes)), w.ints(*sizes), out=["q", "k", "v"], axis=-1)
+    q, k, v = (w.heads(name, heads) for name, heads in (("q", H), ("k", own), ("v", own)))
+    scores = net.op("Mul", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 1, 3, 2])), w.const([0.3]))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=3), v))
+    fused = w.check("packed" if groups == 1 else "packedgrouped")
+    assert "Split" not in helpers.ops(fused)
+
+
+def test_parts_in_another_order_are_three_tensors() -> None:
+    w = Written()
+    net = w.net
+    k, q, v = packed_by_axis(w, w.given("x", B, S, 3 * H * D), "gather")
+    scores = net.op("MatMul", q, net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), v))
+    w.check(None)
+
+
+@pytest.mark.parametrize("windows", [1, 2, 4])
+@pytest.mark.parametrize("many", [1, H])
+def test_swin(windows: int, many: int) -> None:
+    """A bias of positions, and for shifted windows a mask that is the same for every image."""
+    w = Written()
+    net, batch = w.net, 4
+    x = w.given("x", batch, S, 3 * H * D)
+    q, k, v = packed_by_axis(w, x, "gather")
+    scores = net.op("MatMul", net.op("Mul", q, w.const(D**-0.5)), net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    biased = net.op("Add", scores, w.const(random(1, H, S, S)))
+    mask = np.where(random(1, windows, many, S, S) > 0.5, -100.0, 0.0)
+    apart = net.op("Add", net.op("Reshape", biased, w.ints(batch // windows, windows, H, S, S)), w.const(mask))
+    together = net.op("Reshape", apart, w.ints(batch, H, S, S))
+    w.joined(net.op("MatMul", net.op("Softmax", together, axis=-1), v))
+    w.check("packedaddedwindows")
+
+
+def test_t5() -> None:
+    """No scale; a bias of positions and a mask, added up before."""
+    w = Written()
+    net = w.net
+    q, k, v = (w.given(name, B, S, H * D) for name in ("q", "k", "v"))
+    bias = net.op("Add", w.given("bias", 1, H, S, S), w.given("mask", B, 1, 1, S))
+    scores = net.op("Add", net.op("MatMul", w.heads(q), w.heads(k, perm=(0, 2, 3, 1))), bias)
+    weights = net.op("Softmax", net.op("Cast", scores, to=TensorProto.FLOAT), axis=-1)
+    w.joined(net.op("MatMul", weights, w.heads(v)))
+    w.check("added")
+
+
+def test_whisper_cross_attention() -> None:
+    """Queries scaled before their heads are split; keys and values of another length, values of another width."""
+    w = Written()
+    net = w.net
+    q = net.op("Mul", w.given("q", B, S, H * D), w.const(D**-0.5))
+    k, v = w.given("k", B, K, H * D), w.given("v", B, K, H * 16)
+    scores = net.op("MatMul", w.heads(q), net.op("Transpose", w.heads(k), perm=[0, 1, 3, 2]))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), w.heads(v, size=16)), H * 16)
+    w.check(None)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("fill", [-10000.0, None, -np.inf])
+@pytest.mark.parametrize("hides", [True, False])
+def test_masks_that_replace(hides: bool, fill: float | None, dtype: Any) -> None:
+    """DistilBERT and GPT-2."""
+    w = Written(dtype=dtype)
+    net = w.net
+    q, k, v = (w.given(name, B, S, H * D) for name in ("q", "k", "v"))
+    scores = net.op("Div", net.op("MatMul", w.heads(q), w.heads(k, perm=(0, 2, 3, 1))), w.const(np.sqrt(D)))
+    chosen = random(B, 1, S, S) > 0
+    chosen[1, 0, 0] = hides  # a row with nothing left
+    mask, filler = w.given("mask", values=chosen), w.const(LOWEST[dtype] if fill is None else fill)
+    scores = net.op("Where", mask, *((filler, scores) if hides else (scores, filler)))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), w.heads(v)))
+    w.check("kept")
+
+
+def test_added_twice_and_replaced() -> None:
+    w = Written()
+    net = w.net
+    q, k, v = (w.given(name, B, S, H * D) for name in ("q", "k", "v"))
+    scores = net.op("MatMul", w.heads(q), w.heads(k, perm=(0, 2, 3, 1)))
+    scores = net.op("Add", w.given("more", B, 1, 1, S), net.op("Add", scores, w.given("bias", 1, H, S, S)))
+    scores = net.op("Where", w.given("mask", values=random(B, 1, 1, S) > 0), scores, w.const(-1e4))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), w.heads(v)))
+    w.check("addedtwicekept")
+
+
+@pytest.mark.parametrize("repeat", ["Expand", "Tile"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_grouped_queries(dtype: Any, repeat: str) -> None:
+    """Llama: heads of keys and values repeated, the softmax in float32."""
+    w = Written(dtype=dtype)
+    net, many, own = w.net, 6, 2
+    q, k, v = w.given("q", B, S, many * D), w.given("k", B, S, own * D), w.given("v", B, S, own * D)
+
+    def repeated(x: str) -> str:
+        five = w.unsqueezed(w.heads(x, own), 2)
+        shape = w.ints(B, own, 3, S, D) if repeat == "Expand" else w.ints(1, 1, 3, 1, 1)
+        return net.op("Reshape", net.op(repeat, five, shape), w.ints(B, many, S, D))
+
+    scores = net.op("MatMul", w.heads(q, many), net.op("Transpose", repeated(k), perm=[0, 1, 3, 2]))
+    scores = net.op("Add", net.op("Mul", scores, w.const(D**-0.5)), w.given("mask", B, 1, S, S))
+    weights = net.op("Softmax", net.op("Cast", scores, to=TensorProto.FLOAT), axis=-1)
+    weights = net.op("Cast", weights, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    w.joined(net.op("MatMul", weights, repeated(v)), many * D)
+    fused = w.check("addedgrouped")
+    assert repeat not in helpers.ops(fused)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+def test_native_operator(mask: str | None, causal: int) -> None:
+    w = Written(23)
+    q, k, v = w.given("q", B, 4, S, D), w.given("k", B, 2, K, D), w.given("v", B, 2, K, 16)
+    given = []
+    if mask:
+        chosen = random(B, 1, S, K) > -1
+        chosen[..., 0] = True
+        given = [w.given("mask", values=chosen if mask == "bool" else random(S, K))]
+    w.net.op("Attention", q, k, v, *given, out=w.out(), is_causal=causal, scale=0.3)
+    kind = {None: "", "float": "added", "bool": "kept"}[mask] + ("causal" if causal else "") + "grouped"
+    fused, sites, _ = helpers.check(w.model(), w.feeds, ONLY)
+    assert sites == [("attention", kind)]
+    assert "Attention" not in helpers.ops(fused)
+
+
+def test_native_operator_with_a_cache_stays() -> None:
+    w = Written(23)
+    names = [w.given("q", B, H, S, D), w.given("k", B, H, K, D), w.given("v", B, H, K, D)]
+    past = [w.given("pk", B, H, 2, D), w.given("pv", B, H, 2, D)]
+    w.net.op("Attention", *names, "", *past, out=w.out())
+    w.refused("has a cache or lengths of its own (pk, pv)")
+
+
+def test_the_transposes_stay_for_other_readers() -> None:
+    w = Written()
+    bert(w, None)
+    turned = next(node.output[0] for node in w.net.nodes if node.op_type == "Transpose")
+    w.net.op("Neg", turned, out=w.out())
+    fused, sites, _ = helpers.check(w.model(), w.feeds, ONLY)
+    assert helpers.names(sites) == ["attention"]
+    assert helpers.ops(fused).count("Transpose") == 1
+
+
+class TestRefused:
+    def written(self, **fields: Any) -> tuple[Written, str]:
+        w = Written(**fields)
+        return w, bert(w, None)
+
+    def test_weights_that_others_read(self) -> None:
+        w, _ = self.written()
+        weights = next(node.output[0] for node in w.net.nodes if node.op_type == "Softmax")
+        w.net.op("Neg", weights, out=w.out())
+        w.refused("is also read by")
+
+    def test_another_axis(self) -> None:
+        w, _ = self.written()
+        next(node for node in w.net.nodes if node.op_type == "Softmax").attribute[0].i = 2
+        w.refused("the softmax is over other axes than the keys (axis) (2)")
+
+    def test_old_operator_sets(self) -> None:
+        w, _ = self.written(opset=11)
+        w.refused("the function needs operator set 12; this model's is (11)")
+
+    @pytest.mark.parametrize("size", [4, 12, 264])
+    def test_sizes_of_heads(self, size: int) -> None:
+        w = Written()
+        q, k, v = (w.heads(w.given(name, 1, 2, size), 1, size) for name in ("q", "k", "v"))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v), size)
+        w.refused(f"the size of a head is no multiple of 8 up to 256 ({size})")
+
+    def test_a_scale_for_each_head(self) -> None:
+        w = Written()
+        q, k, v = (w.heads(w.given(name, B, S, H * D)) for name in ("q", "k", "v"))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = w.net.op("Mul", scores, w.const(random(1, H, 1, 1)))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.refused("is not one number")
+
+    def test_a_mask_that_makes_more_of_the_batch(self) -> None:
+        w = Written()
+        q, k, v = (w.heads(w.given(name, 1, S, H * D)) for name in ("q", "k", "v"))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = w.net.op("Add", scores, w.given("mask", B, 1, 1, S))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.refused("has another shape than the scores")
+
+    def test_keys_of_one_batch_entry(self) -> None:
+        w = Written()
+        q = w.heads(w.given("q", B, S, H * D))
+        k, v = (w.heads(w.given(name, 1, S, H * D)) for name in ("k", "v"))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.refused("is a broadcast over the batch (2 and 1)")
+
+    def test_keys_that_are_not_turned(self) -> None:
+        w = Written()
+        q, k, v = (w.heads(w.given(name, B, D, H * D)) for name in ("q", "k", "v"))
+        scores = w.net.op("MatMul", q, k)  # as many keys as elements
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.refused("the axes of the keys lie otherwise")
+
+    def test_another_type(self) -> None:
+        w = Written(dtype=np.float64)
+        bert(w, None)
+        w.refused("is of type (double)")
+
+
+@pytest.mark.parametrize("opset", [12, 13, 18, 23])
+def test_every_form_has_a_function(opset: int) -> None:
+    functions = attention.FUSION.functions(opset)
+    assert {function.name for function in functions} == {form.op_type for form in FORMS}
+    assert len(functions) == len(FORMS)
+
+
+def test_bfloat16_runs_anywhere() -> None:
+    """onnxruntime has no bfloat16 products; the function's are in float32."""
+    form = next(form for form in FORMS if form.op_type == "FusedAttentionAdded")
+    function = next(f for f in attention.FUSION.functions(17) if f.name == form.op_type)
+    attrs = {"scale": 0.5, "fill": 0.0, "hides": 0, "safe": 0, "heads": H, "kv_heads": H, "dtype": TensorProto.BFLOAT16}
+    attrs |= {f"{name}_perm": [0, 2, 1, 3] for name in "qkvy"}
+    names = ["q", "k", "v", "mask"]
+    nodes = [helper.make_node("Cast", [name], [f"{name}_b"], to=TensorProto.BFLOAT16) for name in names]
+    nodes.append(helper.make_node(form.op_type, [f"{name}_b" for name in names], ["y_b"], domain=_bodies.DOMAIN, **attrs))
+    nodes.append(helper.make_node("Cast", ["y_b"], ["y"], to=TensorProto.FLOAT))
+    shapes = {name: [B, S, H, D] for name in "qkvy"} | {"mask": [B, 1, 1, S]}
+    graph = helper.make_graph(nodes, "g", [value(name, shapes[name]) for name in names], [value("y", shapes["y"])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(_bodies.DOMAIN, 1)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
+    feeds = {name: random(*shapes[name], seed=i).astype(ml_dtypes.bfloat16).astype(np.float32) for i, name in enumerate(names)}
+    feeds["mask"][0] = -10000.0  # in bfloat16 nothing is left of the scores: all keys alike
+    (got,) = helpers.run(model, feeds)
+    np.testing.assert_allclose(got[0], np.broadcast_to(feeds["v"][0].mean(axis=0), (S, H, D)), rtol=1e-2, atol=1e-2)
