@@ -50,6 +50,7 @@ OPS = (
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
     Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
+    Op("FusedRotary", "rotary position embedding: halves or neighbours, all or the first elements of a head", None),
     Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, inliner
 
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import attention, recurrence, tensors, weights
+from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
@@ -33,6 +33,7 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
     **recurrence.CREATORS,
     **attention.CREATORS,
+    **rotary.CREATORS,
 }
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a

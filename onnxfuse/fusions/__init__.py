@@ -16,6 +16,7 @@ from onnxfuse.fusions import (
     lstm,
     qkv_pack,
     rmsnorm,
+    rope,
     silu,
     skip_layernorm,
     skip_rmsnorm,
@@ -37,6 +38,7 @@ BUILT_IN: tuple[Fusion, ...] = (
     bias_gelu.FUSION,
     lstm.FUSION,
     gru.FUSION,
+    rope.FUSION,
     attention.FUSION,
 )
 # Those of extensions come behind the built-in ones of their kind.

@@ -24,6 +24,7 @@ _OWN_ATTRIBUTES = {
     "hidden_size": AttributeProto.INT,
     "linear_before_reset": AttributeProto.INT,
     "num_groups": AttributeProto.INT,
+    "rotary": AttributeProto.INT,
     "scale": AttributeProto.FLOAT,
     "fill": AttributeProto.FLOAT,
     "hides": AttributeProto.INT,

@@ -148,7 +148,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 6);
+    EXPECT(library.count == 7);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);

@@ -49,6 +49,7 @@ good = [
     outputs("BiasGelu"), outputs("BiasGelu", approximate="tanh"), outputs("BiasGelu", approximate="quick"),
     outputs("LSTMSequence", hidden_size=i64(64)),
     outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
+    outputs("FusedRotary", rotary=i64(64)),
     outputs("FusedAttention", heads=i32(12), scale=f32(0.125), added=i64(1), q_perm=np.array([0, 1, 2, 3], np.int64)),
 ]
 own = [creator for creator in registry.all_creators if creator.plugin_namespace == "onnxfuse"]
@@ -57,6 +58,7 @@ bad = [
     outputs("SkipRMSNormalization", outputs=i32(0)),
     outputs("BiasGelu", approximate="sigmoid"),
     outputs("FusedAttention", heads=i32(6), kv_heads=i32(4)),
+    outputs("FusedRotary", rotary=i32(63)),
 ]
 print(json.dumps({
     "version": trt.__version__,
@@ -108,13 +110,15 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "BiasGelu": ["approximate"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "FusedAttention": list(ATTENTION),
+        "FusedRotary": ["x_perm", "rotary", "interleaved"],
         "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1]
-    assert said["bad"] == [None, None, None, None]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1]
+    assert said["bad"] == [None, None, None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
         "onnxfuse: SkipRMSNormalization: field 'outputs' is 0; it must be a whole number from 1 to 2",
         "onnxfuse: BiasGelu: field 'approximate' is 'sigmoid'; it must be none, tanh or quick",
         "onnxfuse: FusedAttention: fields 'heads' and 'kv_heads' are 6 and 4; the first must be a multiple of the second",
+        "onnxfuse: FusedRotary: field 'rotary' is 63; it must be an even number of elements",
     ]
