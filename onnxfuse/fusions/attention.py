@@ -125,7 +125,7 @@ class Attention(Fusion):
         return new.node(form.op_type, inputs, [_settled(match, site, y_perm)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
-        return tuple(_function(opset, form) for form in attention.FORMS)
+        return tuple(_function(opset, form) for form in attention.FORMS) if opset >= OLDEST else ()
 
 
 def _site_of(match: Match) -> _Site:

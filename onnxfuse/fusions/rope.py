@@ -80,6 +80,8 @@ class Rope(Fusion):
         return new.node(rotary.op_type(interleaved, partial), inputs, [output], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        if opset < OLDEST:
+            return ()
         return tuple(_function(opset, interleaved, partial) for interleaved, partial in product((False, True), repeat=2))
 
 
