@@ -102,7 +102,8 @@ def compare(
 ) -> dict[str, Any]:
     """Compares every output of `others` (.onnx, .engine) with those of `model` in onnxruntime, and times the engines side by side.
 
-    Without `others` a fused model is compared with itself undone. `trust` runs code inside engines that no manifest vouches for. Returns the JSON report; its "agrees" says how it went.
+    Without `others` a fused model is compared with itself undone. `trust` runs code inside engines that no manifest vouches for. Returns
+    the JSON report; its "agrees" says how it went.
     """
     from onnxfuse.commands.compare import Wanted, run
 

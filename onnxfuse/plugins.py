@@ -185,8 +185,10 @@ def compiled() -> tuple[Library, ...]:
 
 
 def folder(op: str) -> Path | None:
-    """Where the sources of the plugin `op` are; None where there is none of that name."""
-    return next((root / op for root in _roots() if (root / op).is_dir()), None)
+    """Where the sources of the plugin `op` are: a folder of its name, or one that it shares. None where there is none."""
+    own = (root / op for root in _roots() if (root / op).is_dir())
+    texts = ((path, path.read_text(encoding="utf-8", errors="replace")) for root in _roots() for path in sorted(root.glob("*/plugin.cpp")))
+    return next(own, None) or next((path.parent for path, text in texts if f'kName = "{op}"' in text), None)
 
 
 def cached(sm: int, *, and_newer: bool = False) -> Library | None:

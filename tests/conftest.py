@@ -14,6 +14,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+
+def with_path(*folders: Path, **environment: str) -> dict[str, str]:
+    """The environment with `folders` at the head of PYTHONPATH, before what it holds, and with these variables. Without `folders` the
+    checkout, which need not be installed.
+    """
+    path = [*map(str, folders or (ROOT,)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
+
+
 # A shell that starts tests in the background has them ignore Ctrl-C, and what they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,7 +66,7 @@ def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [sys.executable, "-m", "onnxfuse", *map(str, arguments)],
             cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "ONNXFUSE_DEBUG": "0", **environment},
+            env={**with_path(), "COLUMNS": "200", "NO_COLOR": "1", "ONNXFUSE_DEBUG": "0", **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

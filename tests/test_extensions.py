@@ -12,7 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
+from tests.conftest import ROOT, with_path
+
+EXAMPLE = ROOT / "examples" / "extension"
 
 
 def site(folder: Path, name: str, value: str) -> Path:
@@ -25,9 +27,7 @@ def site(folder: Path, name: str, value: str) -> Path:
 
 
 def onnxfuse(*arguments: object, path: list[Path], cwd: Path) -> subprocess.CompletedProcess[str]:
-    import os
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    environment = with_path(*path, ROOT)
     command = [sys.executable, "-m", "onnxfuse", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
 

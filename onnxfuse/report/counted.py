@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def tests() -> dict[str, int]:
-    """Name of a fusion or of a plugin's folder -> test functions. Empty where neither the tests nor their counts are there."""
+    """Name of a fusion or of a plugin -> test functions. Empty where neither the tests nor their counts are there."""
     root = HERE.parent.parent
     if (root / "tests" / "fusions").is_dir():
         return count(root)
@@ -37,7 +37,7 @@ def count(root: Path) -> dict[str, int]:
     fusions = sorted((root / "onnxfuse" / "fusions").glob("[a-z]*.py"))
     files = {path.stem: root / "tests" / "fusions" / f"test_{path.stem}.py" for path in fusions if path.stem not in ("base", "pattern")}
     found = {name: len(_functions(path)) for name, path in files.items() if path.is_file()}
-    plugins = {path.parent.name: (path.parent.name, *kernels(path.parent)) for path in sorted((root / "plugins").glob("*/kernel.cu"))}
+    plugins = {name: said for path in sorted((root / "plugins").glob("*/plugin.cpp")) for name, said in _plugins_of(path).items()}
     found.update(dict.fromkeys(plugins, 0))
     for path in (path for folder in ("plugins", "gpu") for path in sorted((root / "tests" / folder).glob("test_*.py"))):
         everywhere = _named(path.read_text(encoding="utf-8"), plugins)
@@ -45,6 +45,14 @@ def count(root: Path) -> dict[str, int]:
             for plugin in _named(text, plugins) or everywhere:
                 found[plugin] += 1
     return found
+
+
+def _plugins_of(source: Path) -> dict[str, tuple[str, ...]]:
+    """The plugins of a folder, each with the words that name it in a test: a kernel, or where several share the kernels, the folder."""
+    folder = source.parent
+    names = re.findall(r'kName = "(\w+)"', source.read_text(encoding="utf-8"))
+    shared = kernels(folder) if len(names) == 1 else (folder.name, folder.name.lower())
+    return {name: (name, *shared) for name in names}
 
 
 def kernels(folder: Path) -> tuple[str, ...]:

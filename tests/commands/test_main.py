@@ -19,6 +19,7 @@ import pytest
 from onnxfuse import commands
 from onnxfuse.commands import faults
 from onnxfuse.errors import BadInput, Disagreement, MissingHere
+from tests.conftest import with_path
 
 HEAVY = ("onnx", "numpy", "onnxruntime", "onnx_graphsurgeon", "ml_dtypes", "tensorrt", "pycuda", "cuda", "jinja2")
 
@@ -257,7 +258,7 @@ def test_output_without_unicode(run_cli, model: Path, command: tuple[str, ...]):
 
 def test_a_folder_that_is_gone(model: Path, tmp_path: Path):
     script = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m onnxfuse optimize {model} -o out.onnx"
-    environment = {**os.environ, "PYTHONPATH": str(commands.__path__[0]).removesuffix("/onnxfuse/commands")}
+    environment = with_path()
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (2, "error: the current folder is gone; change to one that exists\n")
 

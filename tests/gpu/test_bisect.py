@@ -6,7 +6,6 @@ One library holds both faults, each for rows of one width, so that it is compile
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.conftest import with_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAST_A_ROW, INTERMITTENT = 72, 40  # widths
@@ -84,7 +85,7 @@ def bisect(package: Path, folder: Path, *arguments: str) -> tuple[subprocess.Com
     onnx.save(model(), folder / "model.onnx")
     done = subprocess.run(
         [sys.executable, "-m", "onnxfuse", "bisect", str(folder / "model.onnx"), "--tensorrt", "-o", str(folder / "found"), *arguments],
-        cwd=package, env={**os.environ, "PYTHONPATH": str(package)}, capture_output=True, text=True, timeout=900, check=False,
+        cwd=package, env=with_path(package), capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     print(done.stdout, done.stderr)
     report = folder / "found" / "bisect.json"

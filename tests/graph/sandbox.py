@@ -53,7 +53,8 @@ class Sandbox:
         self.limit, self.memory = limit, memory
 
     def __enter__(self) -> Sandbox:
-        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "ONNXFUSE_DEBUG": "0", "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "ONNXFUSE_DEBUG": "0", "PYTHONPATH": path}
         command = [sys.executable, str(Path(__file__).resolve()), str(self.limit), str(self.memory)]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         return self

@@ -114,7 +114,13 @@ def test_tests_and_lines_are_counted_in_the_sources() -> None:
     assert all(count.values())
     assert counted.tests() == count  # in a checkout
     assert counted.kernels(ROOT / "plugins" / "BiasGelu") == ("bias_gelu",)
-    assert all(counted.lines(ROOT / "plugins" / op.name) > 20 for op in plugins.OPS)
+    for op in plugins.OPS:
+        folder = plugins.folder(op.name)
+        assert folder is not None
+        assert counted.lines(folder) > 20
+        assert counted.kernels(folder)
+    assert plugins.folder("LSTMSequence") == plugins.folder("GRUSequence") == ROOT / "plugins" / "Recurrence"
+    assert plugins.folder("NoPlugin") is None
 
 
 def test_an_installed_package_reads_the_counts_of_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from onnxfuse.bench import child
 from onnxfuse.commands import bisect as command
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.verify import engine_process
-from onnxfuse.verify.bisect import words
+from onnxfuse.verify.bisect import engines, words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
 from tests.verify import plants
@@ -76,6 +76,39 @@ def test_runs_of_one_engine_are_made_together(tmp_path: Path, runtime: Runtime, 
     assert len(calls) == 1
     made.run(fused, feeds)
     assert len(calls) == 2
+
+
+def test_the_engines_of_the_last_models_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their content, whatever the file is called."""
+    built: list[str] = []
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        order = json.loads(Path(arguments[1]).read_text())
+        if not Path(order["engine"]).exists():
+            built.append(Path(order["model"]).stem)
+            Path(order["engine"]).write_bytes(b"")
+        np.savez(f"{order['out']}.0.0.npz", y=np.zeros(1))
+        return 0, ""
+
+    monkeypatch.setattr(child, "run", run)
+    made, feeds = Engines(tmp_path, 1), [{"x": np.zeros((1, 2), np.float32)}]
+
+    def ask(name: str, content: str) -> None:
+        path = tmp_path / f"{name}.onnx"
+        path.write_text(content)
+        made.run(path, feeds)
+
+    ask("a", "one")
+    ask("b", "two")
+    ask("c", "one")
+    assert built == ["a", "b"]
+    for number in range(engines.KEPT - 1):
+        ask(f"more{number}", f"more {number}")
+    ask("c", "one")  # used later than b
+    assert built == ["a", "b", *(f"more{number}" for number in range(engines.KEPT - 1))]
+    ask("b", "two")
+    assert built[-1] == "b"
+    assert len(list(tmp_path.glob("*.engine"))) == engines.KEPT
 
 
 def test_an_engine_that_is_not_built_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,22 @@ def test_agreement_is_status_0_with_a_report(save: Save, run_cli: Run, tmp_path:
     assert (tmp_path / "report" / "deep" / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_the_same_file_twice_has_two_names(save: Save, tmp_path: Path) -> None:
+    """With --layers each has a column of its own."""
+    path = scaled(save, "a", 2.0)
+    (tmp_path / "b").mkdir()
+    elsewhere = tmp_path / "b" / "a.onnx"
+    elsewhere.write_bytes(path.read_bytes())
+    wanted = compare.Wanted(path, (path, elsewhere), None, 0, 1, {}, None, None, 2, layers=True)
+    report = compare.run(wanted)
+    names = [other["name"] for other in report["others"]]
+    assert len({"a.onnx", *names}) == 3
+    row = next(row for row in report["tensors"] if row["name"] == "scaled")
+    assert {"onnxruntime_float32", "fused", names[1]} <= row.keys()
+    assert compare._names("a.onnx", path, [path]) == {path: "a.onnx (other)"}
+    assert compare._names("a.onnx undone", path, [path]) == {path: "a.onnx"}
+
+
 def test_disagreement_is_status_1_and_names_the_output(save: Save, run_cli: Run, tmp_path: Path) -> None:
     a, b = scaled(save, "a", 2.0), scaled(save, "b", 2.001)
     done = run_cli("compare", a, b, "--report", tmp_path / "r")

@@ -1,22 +1,27 @@
 """Engines as an oracle: the plugins of some fused nodes, the functions of the others.
 
-Each model is built and run in a process of its own, which runs the engine several times, for faults that do not always show.
+Each model is built and run in a process of its own, which runs the engine several times, for faults that do not always show. The engines of
+the last few models are kept, as the search comes back to them.
 """
 
 from __future__ import annotations
 
 import collections
+import hashlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from onnxfuse.engine.manifest import path_of
 from onnxfuse.errors import OnnxfuseError
 from onnxfuse.verify import engine_process
 from onnxfuse.verify.bisect.backends import Feeds
 from onnxfuse.verify.engine_process import TIMEOUT, Failed, Order, read
 from onnxfuse.verify.reference import Outputs
+
+KEPT = 4  # engines
 
 
 class Engines:
@@ -34,7 +39,7 @@ class Engines:
         self.timeout = timeout
         self.faults: list[str] = []
         self._model: tuple[Path, int] | None = None
-        self._engine = folder / "last.engine"  # of that model, where it could be built
+        self._engines: dict[str, Path] = {}  # by the content of a model, where it could be built; the one used last is the last
         self._left: collections.deque[Sequence[Outputs]] = collections.deque()
 
     def run(self, model: Path, feeds: Sequence[Feeds]) -> Sequence[Outputs]:
@@ -44,19 +49,31 @@ class Engines:
         asked = model, model.stat().st_mtime_ns
         if asked != self._model:
             self._left.clear()
-            self._engine.unlink(missing_ok=True)
             self._model = asked
         if not self._left:
             self._left.extend(self._made(model, feeds))
         return self._left.popleft()
 
+    def _engine_of(self, model: Path, taken: Sequence[str]) -> Path:
+        """Where the engine of a model that takes these shapes is, or is to be written. Weights in files beside the models are the same
+        for all of them.
+        """
+        key = hashlib.sha256(model.read_bytes() + repr(taken).encode()).hexdigest()
+        self._engines[key] = self._engines.pop(key, self.folder / f"{key[:32]}.engine")
+        while len(self._engines) > KEPT:
+            oldest = self._engines.pop(next(iter(self._engines)))
+            oldest.unlink(missing_ok=True)
+            path_of(oldest).unlink(missing_ok=True)
+        return self._engines[key]
+
     def _made(self, model: Path, feeds: Sequence[Feeds]) -> list[Sequence[Outputs]]:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            taken = shapes(feeds)
             order = Order(
                 model=str(model),
-                engine=str(self._engine),
+                engine=str(self._engine_of(model, taken)),
                 out=str(Path(folder) / "outputs"),
-                shapes=shapes(feeds),
+                shapes=taken,
                 cache=str(self.folder / "timing.cache"),
                 runs=self.runs,
             )
