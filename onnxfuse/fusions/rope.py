@@ -9,6 +9,7 @@ beside the transposes that split the heads. Only the first elements of a head ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -30,7 +31,9 @@ def _turned() -> Pattern:
     slices = {name: op("Slice", x, rest=True, out=name) for name in ("low", "high", "even", "odd")}
     first, second = (either(slices[name], part("Split", x, out=f"{name}_part")) for name in ("low", "high"))
     halves = op("Concat", op("Neg", second), first, out="halves")
-    pairs = [op("Unsqueeze", value, rest=True, out=name) for value, name in ((op("Neg", slices["odd"]), "apart0"), (slices["even"], "apart1"))]
+    pairs = [
+        op("Unsqueeze", value, rest=True, out=name) for value, name in ((op("Neg", slices["odd"]), "apart0"), (slices["even"], "apart1"))
+    ]
     interleaved = op("Reshape", op("Concat", *pairs, out="pairs"), tensor("flat"), out="interleaved")
     rotated = either(halves, interleaved)
     return op("Add", op("Mul", x, tensor("cos")), op("Mul", rotated, tensor("sin")), out="sum")
@@ -38,7 +41,8 @@ def _turned() -> Pattern:
 
 def _partial() -> Pattern:
     whole = tensor("whole")
-    rest = either(op("Slice", whole, rest=True, out="rest"), part("Split", whole, out="rest_part"))
+    # The Split makes what is turned, too, so it is looked at only.
+    rest = either(op("Slice", whole, rest=True, out="rest"), replace(part("Split", whole, out="rest_part"), context=True))
     return op("Concat", _turned(), rest, out="joined")
 
 
@@ -144,7 +148,9 @@ def _refuse_whole(match: Match, turned: int) -> Refusal | None:
         return Refusal(f"what is turned is no part of '{whole.name}'", x.name)
     sound = _slice(first, size) == (0, turned, 1) if first.op == "Slice" else _is_part(x, 0, sizes)
     rest = _slice(match.node("rest"), size) == (turned, size, 1) if "rest" in match.tensors else _is_part(match["rest_part"], 1, sizes)
-    return None if sound and rest else Refusal(f"the parts are not the first {turned} elements of '{whole.name}' and those behind them", size)
+    return (
+        None if sound and rest else Refusal(f"the parts are not the first {turned} elements of '{whole.name}' and those behind them", size)
+    )
 
 
 def _refuse_angles(match: Match, turned: int) -> Refusal | None:
