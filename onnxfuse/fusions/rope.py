@@ -1,10 +1,10 @@
 """rope: rotary position embedding, in one kernel with the transposes around it.
 
-    y = x * cos + turned(x) * sin          turned(x) = (-x_high, x_low), halves of the last axis, or (-x_1, x_0, -x_3, x_2, ...), interleaved
+    y = x * cos + turned(x) * sin        turned(x) = (-x_high, x_low), halves of the last axis, or interleaved (-x_1, x_0, -x_3, x_2, ...)
 
 When it wins: where the queries and keys of an attention that is fused are turned: TensorRT makes slices, a concatenation and sums of it,
-beside the transposes that split the heads. Only the first elements of a head may be turned (partial). Source of the idea: Su et al., RoFormer,
-2021; the rotary kernels of language model libraries.
+beside the transposes that split the heads. Only the first elements of a head may be turned (partial). Source of the idea: Su et al.,
+RoFormer, 2021; the rotary kernels of language model libraries.
 """
 
 from __future__ import annotations

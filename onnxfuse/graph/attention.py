@@ -1,4 +1,4 @@
-"""Forms of the fused attention, and the op type of each: an ONNX function has no optional statements, so each form has a function of its own.
+"""Forms of the fused attention and their op types: an ONNX function has no optional statements, so each form has its own.
 
 Inputs: q, k, v, each [batch, rows, heads, size] or [batch, heads, rows, size], or all of them in one tensor [batch, rows, heads * size side
 by side]; then what is added to the scores, once or twice; then which scores are kept. Output: y, as q.

@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_rows(float* to, Strided<float const> const&
     }
 }
 
-__global__ void __launch_bounds__(kFloatThreads, 4) attention_float(__grid_constant__ AttentionArgs<float> const args)
+__global__ void __launch_bounds__(kFloatThreads, 3) attention_float(__grid_constant__ AttentionArgs<float> const args)
 {
     ONNXFUSE_SHARED(shared);
     int const pitch = args.head + 4;
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kFloatThreads, 4) attention_float(__grid_const
         load_rows(v_rows, v_from, first_key, kFloatKeys, end, args.width, args.width);
         __syncthreads();
         float scores[4] = {};
+#pragma unroll 2
         for (int i = 0; i < args.head; i += 4)
         {
             float4 const a = *reinterpret_cast<float4 const*>(q_rows + own_row * pitch + i);
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(kFloatThreads, 4) attention_float(__grid_const
         for (auto& sum : sums)
             sum = make_float4(sum.x * shrink, sum.y * shrink, sum.z * shrink, sum.w * shrink);
         __syncwarp(); // the eight threads of a query are in one warp
+#pragma unroll 2
         for (int key = 0; key < kFloatKeys; ++key)
         {
             float const weight = weights[own_row * kFloatKeys + key];

@@ -1,0 +1,91 @@
+"""The attention kernels on a GPU against float64, at the sizes that tests/plugins/test_emulated_attention.py cannot reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxfuse import plugins
+from onnxfuse.errors import OnnxfuseError
+
+
+def _load(name: str) -> Any:
+    path = Path(__file__).parents[1] / "plugins" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+kernels, attentions = _load("kernels"), _load("attentions")
+Case = attentions.Case
+ROWS = pytest.mark.parametrize("rows", [16, 32, 64])
+HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
+
+
+@pytest.fixture(scope="module")
+def memory() -> Any:
+    try:
+        return kernels.gpu_memory()
+    except (ImportError, RuntimeError) as reason:
+        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
+
+
+@pytest.fixture(scope="module")
+def library(memory: Any) -> Path:
+    """The plugin library, compiled for the GPU that is here."""
+    from onnxfuse.engine import trt
+
+    try:
+        return plugins.build(trt.gpu().sm).path
+    except OnnxfuseError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def launcher(library: Path) -> Any:
+    return attentions.Launcher(library)
+
+
+def check(launcher: Any, memory: Any, **fields: Any) -> None:
+    attentions.check(launcher, memory, Case(**fields), kernels)
+
+
+@ROWS
+@HALVES
+@pytest.mark.parametrize("head", [8, 32, 40, 64, 80, 96, 128, 192, 256])
+def test_heads_of_every_size(head: int, dtype: str, rows: int, launcher: Any, memory: Any) -> None:
+    for length in (1, 49, 128, 257, 700):
+        check(launcher, memory, dtype=dtype, rows=rows, head=head, queries=length, keys=length, batch=2, heads=4)
+
+
+@DTYPES
+def test_masks(dtype: str, launcher: Any, memory: Any) -> None:
+    for rows in (0,) if dtype == "float32" else (16, 32, 64):
+        common = {"dtype": dtype, "rows": rows, "batch": 8, "heads": 12, "queries": 49, "keys": 49, "head": 32, "layout": "packed"}
+        check(launcher, memory, **common, added=((1, 12, 49, 49), (4, 1, 49, 49)), low=-100.0, padding=20)
+        check(launcher, memory, **common, added=((8, 1, 1, 49),), padding=9, low=float("-inf"), whole=True)
+        check(launcher, memory, **common, keep=(8, 1, 49, 49), fill=float("-inf"))
+        check(launcher, memory, **common, keep=(8, 1, 1, 49), hides=1, whole=False)
+
+
+@DTYPES
+def test_causal_groups_and_long_sequences(dtype: str, launcher: Any, memory: Any) -> None:
+    check(launcher, memory, dtype=dtype, heads=32, kv_heads=8, queries=512, keys=512, head=128, causal=1)
+    check(launcher, memory, dtype=dtype, heads=8, kv_heads=2, queries=5, keys=4000, head=128, causal=1, offset=3995)
+    check(launcher, memory, dtype=dtype, heads=6, queries=1500, keys=1500)
+
+
+@HALVES
+@pytest.mark.parametrize("splits", [2, 7, 16])
+def test_keys_shared_out_to_blocks(splits: int, dtype: str, launcher: Any, memory: Any) -> None:
+    check(launcher, memory, dtype=dtype, queries=1, keys=8192, heads=8, head=128, splits=splits, early=1)
+    check(launcher, memory, dtype=dtype, queries=40, keys=6000, heads=2, rows=64, splits=splits, added=((1, 1, 1, 6000),))
