@@ -15,29 +15,26 @@ def widen(dt, a): return (a if dt == "float16" else unbf16(a)).astype(np.float64
 class Strided(ctypes.Structure): _fields_ = [("data", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "row", "head")]
 class Mask(ctypes.Structure): _fields_ = [("data", ctypes.c_void_p), ("batches", ctypes.c_int32), ("key", ctypes.c_int32)] + [(n, ctypes.c_int64) for n in ("batch", "head", "row")]
 class Problem(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int32) for n in "dtype batch heads kv_heads queries keys head width".split()] + [("scale", ctypes.c_float)] + [(n, Strided) for n in "qkvo"] + [("added", Mask * 2), ("keep", Mask), ("hides", ctypes.c_int32), ("fill", ctypes.c_float), ("safe", ctypes.c_int32)] + [(n, ctypes.c_int32) for n in "causal offset rows splits early".split()]
+    _fields_ = [(n, ctypes.c_int32) for n in "dtype batch heads kv_heads queries keys head width".split()] + [("scale", ctypes.c_float)] + [(n, Strided) for n in "qkvo"] + [("added", Mask * 2), ("keep", Mask), ("hides", ctypes.c_int32), ("fill", ctypes.c_float), ("safe", ctypes.c_int32)] + [(n, ctypes.c_int32) for n in "causal offset rows warps splits early".split()]
 
-def case(name, B=1, H=12, S=128, K=None, D=64, W=None, KV=None, dt="float16", mask=None, causal=0, rows=0, splits=0, early=0, packed=True, time=True, check=True):
+def case(name, B=1, H=12, S=128, K=None, D=64, W=None, KV=None, dt="float16", mask=None, causal=0, rows=0, warps=0, splits=0, early=0, packed=True, time=True, check=True):
     d = dict(locals()); d["K"] = K or S; d["W"] = W or D; d["KV"] = KV or H; d["packed"] = packed and d["K"] == S; return d
 def cases():
     out = []; a = lambda *r, **k: out.append(case(*r, **k))
-    a("bert b1 s128: auto"); a("bert b1 s128: auto, early", early=1)
-    for r in (16, 32, 64): a(f"bert b1 s128: rows {r}", rows=r)
-    a("bert b1 s128: rows 16, key padding", rows=16, mask="padding"); a("bert b1 s128 bf16: rows 16", rows=16, dt="bfloat16")
-    a("floor: 1 block", H=1, S=16, rows=16)
-    for r in (16, 32, 64): a(f"vit b1 h6 s257: rows {r}", H=6, S=257, rows=r)
-    a("vit b1 h6 s256: rows 16", H=6, S=256, rows=16); a("vit b1 h6 s257: splits 2", H=6, S=257, rows=16, splits=2)
-    for r in (16, 32, 64): a(f"swin b1 64 windows h3 s49 d32 bias: rows {r}", B=64, H=3, S=49, D=32, rows=r, mask="bias")
-    a("swin b1 64 windows h3 s49 d32 bias + window mask: auto", B=64, H=3, S=49, D=32, mask="swin")
-    a("swin b1 1 window h24 s49 d32 bias: rows 16", B=1, H=24, S=49, D=32, rows=16, mask="bias")
-    a("minilm b1 h12 s32 d32: rows 16", H=12, S=32, D=32, rows=16, mask="padding"); a("minilm b1 h12 s32 d32: rows 32", H=12, S=32, D=32, rows=32, mask="padding")
-    for r in (16, 32, 64): a(f"bert b1 s512: rows {r}", S=512, rows=r)
-    for r in (16, 32, 64): a(f"bert b8 s128: rows {r}", B=8, rows=r)
-    for r in (32, 64): a(f"bert b32 s128: rows {r}", B=32, rows=r)
-    a("bert b1 s16: rows 16", S=16, rows=16); a("t5 b1 h8 s64 bias: rows 16", H=8, S=64, rows=16, mask="bias"); a("whisper b1 h6 s1500: rows 64", H=6, S=1500, rows=64); a("whisper b1 h6 s1500: rows 32", H=6, S=1500, rows=32)
+    def each(name, which=((16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8)), **k):
+        for r, w in which: a(f"{name}: {r} x {w}", rows=r, warps=w, **k)
+    a("bert b1 s128: auto"); each("bert b1 s128"); a("bert b1 s128: auto, early", early=1); a("bert b1 s128: 16 x 8, early", rows=16, warps=8, early=1)
+    each("bert b1 s128 key padding", ((16, 4), (16, 8)), mask="padding"); a("bert b1 s128 bf16", rows=16, dt="bfloat16")
+    a("floor: 1 block", H=1, S=16, rows=16); a("floor: 1 block x 8", H=1, S=16, rows=16, warps=8)
+    each("vit b1 h6 s257", H=6, S=257); a("vit b1 h6 s257: splits 2", H=6, S=257, rows=16, splits=2)
+    each("swin b1 64 windows h3 s49 d32 bias", B=64, H=3, S=49, D=32, mask="bias"); a("swin b1 64 windows h3 s49 d32 bias + window mask", B=64, H=3, S=49, D=32, mask="swin")
+    each("swin b1 1 window h24 s49 d32 bias", ((16, 4), (16, 8)), B=1, H=24, S=49, D=32, mask="bias")
+    each("minilm b1 h12 s32 d32", ((16, 4), (16, 8), (32, 4)), H=12, S=32, D=32, mask="padding")
+    each("bert b1 s512", S=512); each("bert b8 s128", B=8); each("bert b32 s128", ((32, 4), (64, 4), (64, 8)), B=32)
+    each("bert b1 s16", ((16, 4), (16, 8)), S=16); each("t5 b1 h6 s64 bias", ((16, 4), (16, 8)), H=6, S=64, mask="bias"); each("whisper b1 h6 s1500", ((16, 8), (32, 4), (64, 4), (64, 8)), H=6, S=1500)
     for s in (1, 4, 8, 16): a(f"decode b1 h32/8 d128 k4096: splits {s}", H=32, KV=8, S=1, K=4096, D=128, splits=s)
-    a("llama b1 h32/8 d128 s512 causal: rows 64", H=32, KV=8, S=512, D=128, causal=1, rows=64); a("b1 h16 d128 s4096: rows 64", H=16, S=4096, D=128, check=False)
-    a("cross b2 q100 k77 d40", B=2, H=8, S=100, K=77, D=40); a("d256 b1 h8 s128", H=8, D=256); a("d96 b2 s100 causal bf16", B=2, H=4, S=100, D=96, causal=1, dt="bfloat16"); a("whole row masked -10000", B=2, S=70, mask="whole"); a("d80 b1 h16 s257", H=16, S=257, D=80)
+    each("llama b1 h32/8 d128 s512 causal", ((32, 8), (64, 4), (64, 8)), H=32, KV=8, S=512, D=128, causal=1); each("b1 h16 d128 s4096", ((64, 4), (64, 8)), H=16, S=4096, D=128, check=False)
+    each("d80 b1 h16 s257", ((16, 4), (16, 8), (64, 4)), H=16, S=257, D=80); a("cross b2 q100 k77 d40", B=2, H=8, S=100, K=77, D=40); a("d256 b1 h8 s128", H=8, D=256); a("d96 b2 s100 causal bf16", B=2, H=4, S=100, D=96, causal=1, dt="bfloat16"); a("whole row masked -10000", B=2, S=70, mask="whole")
     return out
 
 def child(names):
@@ -68,7 +65,7 @@ def child(names):
                 add(0, m)
             if c["mask"] in ("bias", "swin"): add(0, rng.standard_normal((1, H, S, K)))
             if c["mask"] == "swin": add(1, np.where(rng.random((B, 1, S, K)) < 0.3, -100.0, 0.0))
-            p.causal, p.rows, p.splits, p.early = c["causal"], c["rows"], c["splits"], c["early"]
+            p.causal, p.rows, p.warps, p.splits, p.early = c["causal"], c["rows"], c["warps"], c["splits"], c["early"]
             e = lib.onnxfuse_attention_supported(ctypes.byref(p))
             if e: raise RuntimeError(f"refused: {lib.gt_error(e).decode()}")
             ws = lib.onnxfuse_attention_workspace(ctypes.byref(p)); wsp = alloc(ws) if ws else 0; r["workspace"] = ws

@@ -1,8 +1,8 @@
 // Attention with an online softmax on tensor cores (mma.sync): scores never leave the registers.
 //
-// A block takes 16 rows of queries for each of its kRowWarps; the keys of a step are dealt out to its kKeyWarps, whose results are joined at
-// the end, so that few rows still keep four schedulers busy. K and V of the next step are copied while this one is computed. Rows in shared
-// memory are padded by 16 bytes: ldmatrix then meets no bank twice.
+// A block takes 16 rows of queries for each of its kRowWarps; the keys of a step are dealt out evenly to its kKeyWarps, whose results are
+// joined at the end, so that few rows still keep four schedulers busy. K and V of the next step are copied while this one is computed. Rows
+// in shared memory are padded by 16 bytes: ldmatrix then meets no bank twice.
 #pragma once
 
 #include "../common/tensor.cuh"
@@ -43,6 +43,7 @@ struct AttentionArgs
     int splits; // blocks along the keys
     int split_keys;
     int stages; // of K and V in shared memory
+    int tile;   // keys of a step: a multiple of 16 kKeyWarps
     float* partial; // with splits: [split][batch * heads][queries][width], then as many pairs of maximum and sum for each row
     float2* statistics;
 };
@@ -52,18 +53,14 @@ struct AttentionShape
 {
     static constexpr int kThreads = 32 * kRowWarps * kKeyWarps;
     static constexpr int kRows = 16 * kRowWarps;
-    static constexpr int kKeys = kHead > 128 ? 16 : kHead > 64 || kKeyWarps > 1 ? 32 : 64; // of a warp in a step
-    static constexpr int kTile = kKeys * kKeyWarps;
+    static constexpr int kKeys = kHead > 128 ? 16 : kHead > 64 ? 32 : kKeyWarps > 1 ? 48 : 64; // of a warp in a step, at most
     static constexpr int kPitch = 2 * kHead + 16; // bytes
     static constexpr int kSumPitch = kHead + 8;   // floats
     static constexpr bool kHoldsQ = kHead <= 128; // in registers
 
-    static constexpr int bytes(int stages)
-    {
-        int const pipeline = kRows * kPitch + 2 * stages * kTile * kPitch;
-        int const sums = kKeyWarps * kRows * (4 * kSumPitch + 8);
-        return pipeline > sums ? pipeline : sums;
-    }
+    static constexpr int kKeyBytes = 2 * kPitch; // of K and V in a stage
+    static constexpr int kQBytes = kRows * kPitch;
+    static constexpr int kSumBytes = kKeyWarps * kRows * (4 * kSumPitch + 8);
 };
 
 #ifdef ONNXFUSE_EMULATED
@@ -105,13 +102,13 @@ constexpr float kNone = -HUGE_VALF;
 // At and below it an added value is a mask, not a bias.
 constexpr float kMasking = -64.0f;
 
-// Rows first to first + kRows - 1 of a head, up to `end`, to shared memory; zeros beyond and to the right of `width`.
-template <int kHead, int kRows, int kThreads, typename T>
-__device__ __forceinline__ void copy_rows(unsigned char* to, Strided<T const> const& from, int first, int end, int width)
+// Rows first to first + count - 1 of a head, up to `end`, to shared memory; zeros beyond and to the right of `width`.
+template <int kHead, int kThreads, typename T>
+__device__ __forceinline__ void copy_rows(unsigned char* to, Strided<T const> const& from, int first, int count, int end, int width)
 {
     constexpr int kParts = kHead / 8;
-#pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kParts; i += kThreads)
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count * kParts; i += kThreads)
     {
         int const row = i / kParts, part = i % kParts;
         bool const there = first + row < end && 8 * part < width;
@@ -161,24 +158,24 @@ __device__ __forceinline__ void finish(float (&values)[8], float total, Attentio
 }
 
 template <typename T, int kHead, int kRowWarps, int kKeyWarps>
-__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__grid_constant__ AttentionArgs<T> const args)
+__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kRowWarps * kKeyWarps > 4 ? 1 : 2) attention(__grid_constant__ AttentionArgs<T> const args)
 {
     using S = AttentionShape<kHead, kRowWarps, kKeyWarps>;
     ONNXFUSE_SHARED(shared);
     unsigned char* const q_rows = shared;
     unsigned char* const k_rows = q_rows + S::kRows * S::kPitch;
-    unsigned char* const v_rows = k_rows + args.stages * S::kTile * S::kPitch;
-    constexpr int kStage = S::kTile * S::kPitch;
+    int const stage_bytes = args.tile * S::kPitch;
+    unsigned char* const v_rows = k_rows + args.stages * stage_bytes;
 
     int const lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     int const g = lane / 4, q = lane % 4;
     int const row_warp = warp % kRowWarps, key_warp = warp / kRowWarps;
-    int const tile = static_cast<int>(blockIdx.x) % args.tiles;
+    int const row_tile = static_cast<int>(blockIdx.x) % args.tiles;
     int const others = static_cast<int>(blockIdx.x) / args.tiles;
     int const split = others % args.splits;
     int const batch_head = others / args.splits;
     int const head = batch_head % args.heads, batch = batch_head / args.heads;
-    int const first_row = tile * S::kRows;
+    int const first_row = row_tile * S::kRows;
 
     Strided<T const> q_from = args.q, k_from = args.k, v_from = args.v;
     q_from.data += batch * args.q.batch + head * args.q.head;
@@ -188,13 +185,13 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
     int end = min(args.keys, begin + args.split_keys);
     if (args.causal)
         end = min(end, first_row + S::kRows + args.offset);
-    int const steps = end > begin ? (end - begin + S::kTile - 1) / S::kTile : 0;
+    int const steps = end > begin ? (end - begin + args.tile - 1) / args.tile : 0;
 
     wait_for_kernel_before();
-    copy_rows<kHead, S::kRows, S::kThreads>(q_rows, q_from, first_row, args.queries, args.head);
-    copy_rows<kHead, S::kTile, S::kThreads>(k_rows, k_from, begin, end, args.head);
+    copy_rows<kHead, S::kThreads>(q_rows, q_from, first_row, S::kRows, args.queries, args.head);
+    copy_rows<kHead, S::kThreads>(k_rows, k_from, begin, args.tile, end, args.head);
     end_of_copies();
-    copy_rows<kHead, S::kTile, S::kThreads>(v_rows, v_from, begin, end, args.width);
+    copy_rows<kHead, S::kThreads>(v_rows, v_from, begin, args.tile, end, args.width);
     end_of_copies();
 
     int const row = first_row + 16 * row_warp + g; // and row + 8
@@ -210,15 +207,17 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
 
     uint32_t q_held[S::kHoldsQ ? kHead / 16 : 1][4];
     unsigned char const* const q_at = q_rows + (16 * row_warp + lane % 16) * S::kPitch + 16 * (lane / 16);
-    unsigned char const* const k_at = k_rows + (S::kKeys * key_warp + lane / 16 * 8 + lane % 8) * S::kPitch + 16 * (lane / 8 % 2);
-    unsigned char const* const v_at = v_rows + (S::kKeys * key_warp + lane % 16) * S::kPitch + 16 * (lane / 16);
+    int const own_keys = args.tile / kKeyWarps; // of this warp in a step
+    unsigned char const* const k_at = k_rows + (own_keys * key_warp + lane / 16 * 8 + lane % 8) * S::kPitch + 16 * (lane / 8 % 2);
+    unsigned char const* const v_at = v_rows + (own_keys * key_warp + lane % 16) * S::kPitch + 16 * (lane / 16);
     float sums[kHead / 8][4] = {};
     float most[2] = {kNone, kNone}, total[2] = {};
 
     for (int step = 0; step < steps; ++step)
     {
         int const stage = args.stages > 1 ? step & 1 : 0;
-        int const first_key = begin + step * S::kTile + S::kKeys * key_warp;
+        int const first_key = begin + step * args.tile + own_keys * key_warp;
+        int const end_key = min(end, first_key + own_keys);
         bool const busy = first_key < end;
         float added[S::kKeys / 8][4];
         uint32_t keep = ~0u; // a bit for each of them
@@ -248,9 +247,9 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
         wait_for_copies<1>(); // K is there; V may be under way
         __syncthreads();
         bool const more = step + 1 < steps;
-        int const next_key = begin + (step + 1) * S::kTile;
+        int const next_key = begin + (step + 1) * args.tile;
         if (more)
-            copy_rows<kHead, S::kTile, S::kThreads>(k_rows + (stage ^ 1) * kStage, k_from, next_key, end, args.head);
+            copy_rows<kHead, S::kThreads>(k_rows + (stage ^ 1) * stage_bytes, k_from, next_key, args.tile, end, args.head);
         end_of_copies();
         if constexpr (S::kHoldsQ)
         {
@@ -265,7 +264,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
         float scores[S::kKeys / 8][4] = {};
         if (busy)
         {
-            unsigned char const* const at = k_at + stage * kStage;
+            unsigned char const* const at = k_at + stage * stage_bytes;
 #pragma unroll
             for (int k = 0; k < kHead / 16; ++k)
             {
@@ -276,6 +275,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
 #pragma unroll
                 for (int n = 0; n < S::kKeys / 16; ++n)
                 {
+                    if (first_key + 16 * n >= end_key)
+                        break;
                     uint32_t b[4];
                     load_matrices(b, at + 16 * n * S::kPitch + 32 * k);
                     multiply(scores[2 * n], a, b[0], b[1], T{});
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
                         x = added[n][j] <= kMasking ? rounded<T>(sum) : sum;
                         x = keep >> (4 * n + j) & 1 ? x : args.fill;
                     }
-                    bool const outside = key >= end || (args.causal && key > row + 8 * (j / 2) + args.offset);
+                    bool const outside = key >= end_key || (args.causal && key > row + 8 * (j / 2) + args.offset);
                     scores[n][j] = outside ? kNone : x;
                     highest[j / 2] = fmaxf(highest[j / 2], scores[n][j]);
                 }
@@ -334,14 +335,16 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, 2) attention(__gri
         wait_for_copies<1>(); // V is there; the next K may be under way
         __syncthreads();
         if (more)
-            copy_rows<kHead, S::kTile, S::kThreads>(v_rows + (stage ^ 1) * kStage, v_from, next_key, end, args.width);
+            copy_rows<kHead, S::kThreads>(v_rows + (stage ^ 1) * stage_bytes, v_from, next_key, args.tile, end, args.width);
         end_of_copies();
         if (busy)
         {
-            unsigned char const* const at = v_at + stage * kStage;
+            unsigned char const* const at = v_at + stage * stage_bytes;
 #pragma unroll
             for (int k = 0; k < S::kKeys / 16; ++k)
             {
+                if (first_key + 16 * k >= end_key)
+                    break;
                 float const(&low)[4] = scores[2 * k], (&high)[4] = scores[2 * k + 1];
                 uint32_t const a[4]
                     = {pair_of<T>(low[0], low[1]), pair_of<T>(low[2], low[3]), pair_of<T>(high[0], high[1]), pair_of<T>(high[2], high[3])};

@@ -5,12 +5,11 @@
 namespace onnxfuse
 {
 template <>
-AttentionKernel<float> find_attention<float>(int head, int rows)
+AttentionKernel<float> find_attention<float>(int head, int rows, int warps)
 {
-    if (head > kFloatLargest || rows != kFloatRows)
+    if (head > kFloatLargest || rows != kFloatRows || warps != 4)
         return {};
-    int const bytes = float_bytes(head, head);
-    return {attention_float, head, kFloatThreads, kFloatKeys, {bytes, bytes}};
+    return {attention_float, kFloatThreads, 1, kFloatKeys, float_bytes(head, head), 0, 0};
 }
 
 template <>

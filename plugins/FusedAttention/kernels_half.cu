@@ -2,6 +2,6 @@
 
 namespace onnxfuse
 {
-template AttentionKernel<__half> find_attention<__half>(int head, int rows);
+template AttentionKernel<__half> find_attention<__half>(int head, int rows, int warps);
 template void (*find_join<__half>())(AttentionArgs<__half>, int64_t);
 } // namespace onnxfuse

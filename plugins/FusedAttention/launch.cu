@@ -15,7 +15,7 @@ using Mask = OnnxfuseAttentionMask;
 
 struct Choice
 {
-    int rows = 0, splits = 1, split_keys = 0, stages = 1;
+    int rows = 0, splits = 1, split_keys = 0, stages = 1, tile = 0, bytes = 0;
     size_t workspace = 0;
 };
 
@@ -27,7 +27,7 @@ int divide(int64_t a, int64_t b)
 cudaError_t check_sizes(Problem const& p)
 {
     bool const sound = p.dtype >= 0 && p.dtype <= 2 && p.batch >= 0 && p.heads >= 1 && p.kv_heads >= 1 && p.heads % p.kv_heads == 0
-        && p.queries >= 0 && p.keys >= 0 && p.head >= 1 && p.width >= 1 && p.rows >= 0 && p.splits >= 0 && p.causal >= 0 && p.causal <= 1
+        && p.queries >= 0 && p.keys >= 0 && p.head >= 1 && p.width >= 1 && p.rows >= 0 && p.warps >= 0 && p.splits >= 0 && p.causal >= 0 && p.causal <= 1
         && p.added[0].batches >= 0 && p.added[1].batches >= 0 && p.keep.batches >= 0 && (p.added[0].batches || !p.added[1].batches);
     if (!sound)
         return cudaErrorInvalidValue;
@@ -37,6 +37,27 @@ cudaError_t check_sizes(Problem const& p)
     if (int64_t{p.batch} * p.heads > INT32_MAX / std::max(1, divide(p.queries, 16)) / std::max(1, p.splits))
         return cudaErrorInvalidValue;
     return cudaSuccess;
+}
+
+// Two blocks of an H100 share its 227 KB.
+constexpr int kHalfOfShared = 113 * 1024;
+
+// The keys of a step: all in one where they fit, else as many as leave room for two stages and a second block.
+template <typename T>
+bool choose_tile(int keys, int most_shared, AttentionKernel<T> const& found, Choice& choice)
+{
+    int const unit = 16 * found.sharing, most = found.keys * found.sharing;
+    auto bytes = [&](int tile, int stages) { return std::max(found.q_bytes + stages * tile * found.key_bytes, found.sum_bytes); };
+    choice.tile = std::max(1, divide(keys, unit)) * unit;
+    choice.stages = 1;
+    if (choice.tile > most || bytes(choice.tile, 1) > most_shared)
+    {
+        choice.stages = 2;
+        for (choice.tile = most; choice.tile > unit && bytes(choice.tile, 2) > std::min(most_shared, kHalfOfShared);)
+            choice.tile -= unit;
+    }
+    choice.bytes = bytes(choice.tile, choice.stages);
+    return choice.bytes <= most_shared;
 }
 
 template <typename T>
@@ -63,24 +84,23 @@ cudaError_t choose(Problem const& p, Choice& choice, AttentionKernel<T>& found)
         choice.rows = p.queries > 32 && blocks(64) >= 2 * multiprocessors ? 64 : p.queries > 16 && blocks(32) >= 2 * multiprocessors ? 32 : 16;
     for (;;)
     {
-        found = find_attention<T>(std::max(p.head, p.width), choice.rows);
+        found = find_attention<T>(std::max(p.head, p.width), choice.rows, p.warps ? p.warps : 4);
         if (!found.kernel)
             return cudaErrorNotSupported;
-        choice.stages = p.keys > found.tile ? 2 : 1;
-        if (found.bytes[choice.stages - 1] <= most_shared)
+        if (choose_tile(p.keys, most_shared, found, choice))
             break;
         // Of wide heads, more rows mean fewer keys at a time.
         if (p.rows || !kHalf || choice.rows == 64)
             return cudaErrorNotSupported;
         choice.rows *= 2;
     }
-    int const most_splits = kHalf ? std::max(1, divide(p.keys, 2 * found.tile)) : 1;
+    int const most_splits = kHalf ? std::max(1, divide(p.keys, 2 * choice.tile)) : 1;
     choice.splits = p.splits;
     if (!choice.splits)
         choice.splits = static_cast<int>(std::clamp<int64_t>(multiprocessors / std::max<int64_t>(1, blocks(choice.rows)), 1, most_splits));
     if (p.splits > 1 && (p.splits > most_splits || p.splits > 64))
         return cudaErrorNotSupported;
-    choice.split_keys = divide(divide(p.keys, choice.splits), found.tile) * found.tile;
+    choice.split_keys = divide(divide(p.keys, choice.splits), choice.tile) * choice.tile;
     choice.splits = std::max(1, divide(p.keys, std::max(1, choice.split_keys)));
     if (choice.splits > 1)
         choice.workspace = size_t(choice.splits) * size_t(sequences) * size_t(p.queries) * (size_t(p.width) * 4 + 8);
@@ -160,11 +180,12 @@ cudaError_t launch(Problem const& p, Choice const& choice, AttentionKernel<T> co
     args.splits = choice.splits;
     args.split_keys = choice.split_keys;
     args.stages = choice.stages;
+    args.tile = choice.tile;
     int64_t const rows = int64_t{p.batch} * p.heads * p.queries;
     args.partial = static_cast<float*>(workspace);
     args.statistics = reinterpret_cast<float2*>(args.partial + choice.splits * rows * p.width);
 
-    int const bytes = found.bytes[choice.stages - 1];
+    int const bytes = choice.bytes;
     if (cudaError_t const status = cudaFuncSetAttribute(found.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); status != cudaSuccess)
         return status;
     cudaLaunchAttribute attribute{};

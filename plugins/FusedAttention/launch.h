@@ -44,6 +44,7 @@ struct OnnxfuseAttention
     int32_t offset;
     // How; 0 chooses.
     int32_t rows;                   // queries of a block: 16, 32 or 64
+    int32_t warps;                  // of a block: 4 or 8; those beyond one for 16 rows share the keys
     int32_t splits;                 // blocks that share the keys of a query
     int32_t early;                  // 1: may start before the stream's kernel before it has ended
 };
@@ -58,7 +59,7 @@ ONNXFUSE_EXPORT size_t onnxfuse_attention_workspace_up_to(OnnxfuseAttention cons
 ONNXFUSE_EXPORT int onnxfuse_attention_supported(OnnxfuseAttention const* problem);
 
 // Computes it. Returns a cudaError_t: cudaErrorInvalidValue for sizes or pointers that make no sense, cudaErrorNotSupported for head
-// sizes above 256 or no multiple of 8, half types before compute capability 8.0, and float32 with other than 16 rows or with splits, cudaErrorMisalignedAddress for tensors or
+// sizes above 256 or no multiple of 8, half types before compute capability 8.0, and float32 with other than 16 rows and 4 warps, or with splits, cudaErrorMisalignedAddress for tensors or
 // strides that are no multiples of 16 bytes (masks excepted), cudaErrorMemoryAllocation for too small a workspace.
 // A row all of whose scores are -inf is NaN, without `safe`; without keys the output is zero. Asynchronous on `stream`; safe to capture in a graph.
 ONNXFUSE_EXPORT int onnxfuse_launch_attention(OnnxfuseAttention const* problem, void* workspace, size_t bytes, void* stream);

@@ -153,10 +153,13 @@ public:
     {
         static std::vector<Problem> const all = [] {
             std::vector<Problem> made;
-            for (auto const& [rows, splits] : {std::pair{16, 1}, {32, 1}, {64, 1}, {16, 2}, {64, 2}, {16, 4}, {16, 8}, {16, 16}})
+            constexpr int kAll[][3] = {{16, 4, 1}, {16, 8, 1}, {32, 4, 1}, {32, 8, 1}, {64, 4, 1}, {64, 8, 1}, {16, 4, 2}, {64, 4, 2}, {16, 4, 4},
+                {16, 4, 8}, {16, 4, 16}};
+            for (auto const& [rows, warps, splits] : kAll)
             {
                 made.emplace_back();
                 made.back().rows = rows;
+                made.back().warps = warps;
                 made.back().splits = splits;
             }
             return made;
@@ -166,6 +169,7 @@ public:
     static void use(Problem& problem, Problem const& tactic)
     {
         problem.rows = tactic.rows;
+        problem.warps = tactic.warps;
         problem.splits = tactic.splits;
     }
     static int supported(Problem const& problem)

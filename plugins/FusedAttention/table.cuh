@@ -10,13 +10,22 @@ template <typename T, int kHead, int kRowWarps, int kKeyWarps>
 AttentionKernel<T> attention_entry()
 {
     using S = AttentionShape<kHead, kRowWarps, kKeyWarps>;
-    return {attention<T, kHead, kRowWarps, kKeyWarps>, kHead, S::kThreads, S::kTile, {S::bytes(1), S::bytes(2)}};
+    return {attention<T, kHead, kRowWarps, kKeyWarps>, S::kThreads, kKeyWarps, S::kKeys, S::kQBytes, S::kKeyBytes, S::kSumBytes};
 }
 
 template <typename T, int kHead>
-AttentionKernel<T> attention_of(int rows)
+AttentionKernel<T> attention_of(int rows, int warps)
 {
-    switch (rows)
+    if constexpr (kHead <= 128)
+    {
+        switch (warps == 8 ? rows : 0)
+        {
+        case 16: return attention_entry<T, kHead, 1, 8>();
+        case 32: return attention_entry<T, kHead, 2, 4>();
+        case 64: return attention_entry<T, kHead, 4, 2>();
+        }
+    }
+    switch (warps == 4 ? rows : 0)
     {
     case 16: return attention_entry<T, kHead, 1, 4>();
     case 32: return attention_entry<T, kHead, 2, 2>();
@@ -26,17 +35,17 @@ AttentionKernel<T> attention_of(int rows)
 }
 
 template <typename T>
-AttentionKernel<T> find_attention(int head, int rows)
+AttentionKernel<T> find_attention(int head, int rows, int warps)
 {
     if (head <= 32)
-        return attention_of<T, 32>(rows);
+        return attention_of<T, 32>(rows, warps);
     if (head <= 64)
-        return attention_of<T, 64>(rows);
+        return attention_of<T, 64>(rows, warps);
     if (head <= 96)
-        return attention_of<T, 96>(rows);
+        return attention_of<T, 96>(rows, warps);
     if (head <= 128)
-        return attention_of<T, 128>(rows);
-    return head <= 256 ? attention_of<T, 256>(rows) : AttentionKernel<T>{};
+        return attention_of<T, 128>(rows, warps);
+    return head <= 256 ? attention_of<T, 256>(rows, warps) : AttentionKernel<T>{};
 }
 
 template <typename T>

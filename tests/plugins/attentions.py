@@ -43,7 +43,7 @@ class Problem(ctypes.Structure):
         ("hides", ctypes.c_int32),
         ("fill", ctypes.c_float),
         ("safe", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in ("causal", "offset", "rows", "splits", "early")),
+        *((name, ctypes.c_int32) for name in ("causal", "offset", "rows", "warps", "splits", "early")),
     ]
 
 
@@ -97,6 +97,7 @@ class Case:
     causal: int = 0
     offset: int = 0
     rows: int = 0
+    warps: int = 0
     splits: int = 0
     spread: float = 1.0
     early: int = 0
@@ -146,7 +147,7 @@ def check(launcher: Launcher, memory: Any, case: Case, kernels: Any) -> float:
     problem = Problem(code, case.batch, case.heads, kv_heads, case.queries, case.keys, case.head, width, scale_of(case))
     problem.fill, problem.hides, problem.safe = case.fill, case.hides, case.safe
     problem.causal, problem.offset = case.causal, case.offset
-    problem.rows, problem.splits, problem.early = case.rows, case.splits, case.early
+    problem.rows, problem.warps, problem.splits, problem.early = case.rows, case.warps, case.splits, case.early
 
     def strides(tensor: Strided, heads: int, rows: int, size: int) -> None:
         if case.layout == "heads":

@@ -33,6 +33,7 @@ def _load(name: str) -> Any:
 kernels, attentions = _load("kernels"), _load("attentions")
 Case = attentions.Case
 ROWS = pytest.mark.parametrize("rows", [16, 32, 64])
+WARPS = pytest.mark.parametrize("warps", [4, 8])
 HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 LOWEST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "bfloat16": -3.38953139e38}
 
@@ -61,17 +62,28 @@ def check(launcher: Any, **fields: Any) -> None:
 
 
 @ROWS
+@WARPS
 @HALVES
-def test_blocks_of_every_size(rows: int, dtype: str, launcher: Any) -> None:
-    check(launcher, dtype=dtype, rows=rows)
-    check(launcher, dtype=dtype, rows=rows, queries=rows + 7, keys=300, batch=2)  # several steps, the last one not full
-    check(launcher, dtype=dtype, rows=rows, queries=1, keys=1, head=8)
+def test_blocks_of_every_size(rows: int, warps: int, dtype: str, launcher: Any) -> None:
+    check(launcher, dtype=dtype, rows=rows, warps=warps)
+    check(launcher, dtype=dtype, rows=rows, warps=warps, queries=rows + 7, keys=257, heads=1, batch=2)
+    check(launcher, dtype=dtype, rows=rows, warps=warps, queries=5, keys=900, heads=1)  # several steps, the last one not full
+    check(launcher, dtype=dtype, rows=rows, warps=warps, queries=1, keys=1, head=8)
 
 
 @ROWS
-@pytest.mark.parametrize("head", [8, 32, 40, 96, 128, 248, 256])
-def test_heads_of_every_size(head: int, rows: int, launcher: Any) -> None:
+@WARPS
+@pytest.mark.parametrize("head", [8, 32, 40, 96, 128])
+def test_heads_of_every_size(head: int, warps: int, rows: int, launcher: Any) -> None:
+    check(launcher, rows=rows, warps=warps, head=head, queries=19, keys=90, heads=1)
+    check(launcher, rows=rows, warps=warps, head=head, queries=3, keys=640, heads=1)
+
+
+@ROWS
+@pytest.mark.parametrize("head", [136, 248, 256])
+def test_wide_heads(head: int, rows: int, launcher: Any) -> None:
     check(launcher, rows=rows, head=head, queries=19, keys=90, heads=1)
+    check(launcher, rows=rows, head=head, queries=3, keys=330, heads=1)
 
 
 @pytest.mark.parametrize("dtype", list(kernels.DTYPES))
@@ -147,10 +159,10 @@ def test_what_is_refused(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
     assert answer() == 0
     assert answer(kv_heads=3) == answer(batch=-1) == answer(dtype=3) == answer(causal=2) == kernels.INVALID_VALUE
-    assert answer(head=60) == answer(head=264) == answer(width=4) == answer(rows=48) == attentions.NOT_SUPPORTED
-    assert answer(splits=2, keys=100) == answer(dtype=0, rows=64) == answer(dtype=0, splits=2) == attentions.NOT_SUPPORTED
+    assert answer(head=60) == answer(head=264) == answer(width=4) == answer(rows=48) == answer(warps=6) == answer(head=256, warps=8) == attentions.NOT_SUPPORTED
+    assert answer(splits=2, keys=200, rows=16) == answer(dtype=0, rows=64) == answer(dtype=0, splits=2) == attentions.NOT_SUPPORTED
     monkeypatch.setenv("ONNXFUSE_EMULATED_SHARED", str(99 * 1024))
-    assert answer(head=256, rows=16) == attentions.NOT_SUPPORTED
+    assert answer(head=256, rows=16) == attentions.NOT_SUPPORTED  # two stages of 64 keys
     assert answer(head=256) == 0  # more rows at a time, and fewer keys
 
 
