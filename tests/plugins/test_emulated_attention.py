@@ -159,7 +159,15 @@ def test_what_is_refused(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
     assert answer() == 0
     assert answer(kv_heads=3) == answer(batch=-1) == answer(dtype=3) == answer(causal=2) == kernels.INVALID_VALUE
-    assert answer(head=60) == answer(head=264) == answer(width=4) == answer(rows=48) == answer(warps=6) == answer(head=256, warps=8) == attentions.NOT_SUPPORTED
+    assert (
+        answer(head=60)
+        == answer(head=264)
+        == answer(width=4)
+        == answer(rows=48)
+        == answer(warps=6)
+        == answer(head=256, warps=8)
+        == attentions.NOT_SUPPORTED
+    )
     assert answer(splits=2, keys=200, rows=16) == answer(dtype=0, rows=64) == answer(dtype=0, splits=2) == attentions.NOT_SUPPORTED
     monkeypatch.setenv("ONNXFUSE_EMULATED_SHARED", str(99 * 1024))
     assert answer(head=256, rows=16) == attentions.NOT_SUPPORTED  # two stages of 64 keys
