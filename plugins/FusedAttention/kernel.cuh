@@ -46,6 +46,7 @@ struct AttentionArgs
     int tile;   // keys of a step: a multiple of 16 kKeyWarps
     float* partial; // with splits: [split][batch * heads][queries][width], then as many pairs of maximum and sum for each row
     float2* statistics;
+    int64_t count; // of 8 elements of the output
 };
 
 template <int kHead, int kRowWarps, int kKeyWarps>
@@ -425,13 +426,13 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kRowWarps * kKeyWa
 
 // The results of blocks that shared the keys: a thread for each 8 elements of the output.
 template <typename T>
-__global__ void __launch_bounds__(128) join_attention(__grid_constant__ AttentionArgs<T> const args, int64_t count)
+__global__ void __launch_bounds__(128) join_attention(__grid_constant__ AttentionArgs<T> const args)
 {
     wait_for_kernel_before();
     int const parts = args.width / 8;
-    int64_t const rows = count / parts;
+    int64_t const rows = args.count / parts;
     int64_t const i = int64_t{blockIdx.x} * 128 + threadIdx.x;
-    if (i >= count)
+    if (i >= args.count)
         return;
     int64_t const of = i / parts;
     int const part = static_cast<int>(i % parts);

@@ -24,5 +24,5 @@ struct AttentionKernel
 template <typename T>
 AttentionKernel<T> find_attention(int head, int rows, int warps);
 template <typename T>
-void (*find_join())(AttentionArgs<T>, int64_t);
+void (*find_join())(AttentionArgs<T>);
 } // namespace onnxfuse

@@ -13,7 +13,7 @@ AttentionKernel<float> find_attention<float>(int head, int rows, int warps)
 }
 
 template <>
-void (*find_join<float>())(AttentionArgs<float>, int64_t)
+void (*find_join<float>())(AttentionArgs<float>)
 {
     return nullptr;
 }

@@ -3,5 +3,5 @@
 namespace onnxfuse
 {
 template AttentionKernel<__half> find_attention<__half>(int head, int rows, int warps);
-template void (*find_join<__half>())(AttentionArgs<__half>, int64_t);
+template void (*find_join<__half>())(AttentionArgs<__half>);
 } // namespace onnxfuse

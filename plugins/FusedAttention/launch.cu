@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../common/cluster.cuh"
 #include "../common/launch.cuh"
 #include "kernel.cuh"
 #include "kernels.h"
@@ -134,22 +135,6 @@ MaskArgs<T> mask_args(Mask const& mask, int keys)
     return {static_cast<T const*>(mask.data), mask.batch_stride, mask.head_stride, mask.row_stride, mask.batches, mask.key_stride, pairs};
 }
 
-cudaLaunchConfig_t launch_config(int64_t blocks, int threads, cudaStream_t stream, cudaLaunchAttribute& attribute, bool early)
-{
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.stream = stream;
-    if (early)
-    {
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        config.attrs = &attribute;
-        config.numAttrs = 1;
-    }
-    return config;
-}
-
 template <typename T>
 cudaError_t launch(Problem const& p, Choice const& choice, AttentionKernel<T> const& found, void* workspace, cudaStream_t stream)
 {
@@ -185,19 +170,13 @@ cudaError_t launch(Problem const& p, Choice const& choice, AttentionKernel<T> co
     args.partial = static_cast<float*>(workspace);
     args.statistics = reinterpret_cast<float2*>(args.partial + choice.splits * rows * p.width);
 
-    int const bytes = choice.bytes;
-    if (cudaError_t const status = cudaFuncSetAttribute(found.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes); status != cudaSuccess)
-        return status;
-    cudaLaunchAttribute attribute{};
-    cudaLaunchConfig_t config
-        = launch_config(int64_t{args.tiles} * args.splits * p.batch * p.heads, found.threads, stream, attribute, p.early != 0);
-    config.dynamicSmemBytes = static_cast<size_t>(bytes);
-    cudaError_t status = cudaLaunchKernelEx(&config, found.kernel, args);
+    args.count = rows * (p.width / 8);
+
+    int64_t const blocks = int64_t{args.tiles} * args.splits * p.batch * p.heads;
+    cudaError_t const status = launch_cluster(found.kernel, args, blocks, found.threads, choice.bytes, 1, p.early != 0, stream);
     if (status != cudaSuccess || choice.splits == 1)
         return status;
-    int64_t const count = rows * (p.width / 8);
-    config = launch_config((count + 127) / 128, 128, stream, attribute, true);
-    return cudaLaunchKernelEx(&config, find_join<T>(), args, count);
+    return launch_cluster(find_join<T>(), args, (args.count + 127) / 128, 128, 0, 1, true, stream);
 }
 } // namespace
 } // namespace onnxfuse

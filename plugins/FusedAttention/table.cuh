@@ -49,7 +49,7 @@ AttentionKernel<T> find_attention(int head, int rows, int warps)
 }
 
 template <typename T>
-void (*find_join())(AttentionArgs<T>, int64_t)
+void (*find_join())(AttentionArgs<T>)
 {
     return join_attention<T>;
 }

@@ -1,6 +1,7 @@
 // Each thread makes a vector of the output: it reads its own elements, their partners, and both angles.
 #include "launch.h"
 
+#include "../common/cluster.cuh"
 #include "../common/launch.cuh"
 #include "../common/tensor.cuh"
 
@@ -114,16 +115,7 @@ cudaError_t launch(Problem const& p, cudaStream_t stream)
     args.rotary = p.rotary;
     args.interleaved = p.interleaved;
     args.count = static_cast<unsigned>(count);
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>((count + kRotaryThreads - 1) / kRotaryThreads));
-    config.blockDim = dim3(kRotaryThreads);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = p.early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, rotary<T, kVector>, args);
+    return launch_cluster(rotary<T, kVector>, args, (count + kRotaryThreads - 1) / kRotaryThreads, kRotaryThreads, 0, 1, p.early != 0, stream);
 }
 
 bool sound(Problem const& p)
