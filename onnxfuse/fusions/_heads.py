@@ -79,10 +79,16 @@ def _before(at: Heads) -> Heads | None:
 
 def _scaled(at: Heads, node: gs.Node) -> Heads | None:
     for place in (1, 0) if node.op == "Mul" else (1,):
-        factor, other = query.scalar(node.inputs[place]), node.inputs[1 - place]
+        factor, other = _number(node.inputs[place]), node.inputs[1 - place]
         if factor and (query.rank(node.inputs[place]) or 0) <= 4:
             return replace(at, value=other, scale=at.scale * factor if node.op == "Mul" else at.scale / factor)
     return None
+
+
+def _number(value: gs.Tensor) -> float | None:
+    """A constant of one element, cast or not."""
+    node = _producer(value)
+    return query.scalar(node.inputs[0] if node is not None and node.op in ("Cast", "CastLike") else value)
 
 
 def _turned_by_reshape(at: Heads, node: gs.Node) -> Heads | None:

@@ -177,6 +177,25 @@ def test_torch_sdpa(masked: bool, safe: bool) -> None:
     assert np.isnan(rows).all() == (masked and not safe)
 
 
+def test_torch_sdpa_of_any_length() -> None:
+    """The shapes of the turned keys are computed from the keys' own."""
+    w = Written(18)
+    net, many, last = w.net, np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    q, k, v = (w.given(name, B, H, S, D, symbols=["B", H, "S", D]) for name in ("q", "k", "v"))
+
+    def some(start: int, end: int) -> str:
+        return net.op("Slice", net.op("Shape", k), w.ints(start), w.ints(end))
+
+    size, rows, front = some(-1, many), some(-2, -1), some(last, -2)
+    flat = net.op("Reshape", k, net.op("Concat", w.ints(-1), rows, size, axis=0))
+    turned = net.op("Reshape", net.op("Transpose", flat, perm=[0, 2, 1]), net.op("Concat", front, size, rows, axis=0))
+    root = net.op("Sqrt", net.op("Div", w.const(1.0), net.op("Sqrt", net.op("Cast", size, to=TensorProto.FLOAT))))
+    scores = net.op("MatMul", net.op("Mul", q, root), net.op("Mul", turned, net.op("CastLike", root, k)))
+    context = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
+    w.joined(context)
+    w.check(None)
+
+
 def packed_by_axis(w: Written, x: str, split: str) -> list[str]:
     net = w.net
     five = net.op("Transpose", net.op("Reshape", x, w.ints(0, 0, 3, H, D)), perm=[2, 0, 3, 1, 4])
