@@ -9,15 +9,18 @@ al., FlashAttention, 2022.
 Scores and masks meet in float32. A half-precision model rounds their sum, and so does this where the mask's value is -64 or below: beside
 keys that are not masked it makes no difference, but of a row whose keys are all masked (by -10000 or -65504, say) the rounding is all that
 is left, so that it comes out as it was: nearly uniform in half types, a softmax of its scores in float32 under -10000, uniform under
-float32's lowest number, NaN under -inf. Values that replace scores are kept as they are.
+float32's lowest number, NaN under -inf. Values that replace scores are kept as they are. A constant mask that hides later keys alone is read
+nowhere: the kernel does not look at them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -29,9 +32,12 @@ from onnxfuse.graph import attention, query
 from onnxfuse.graph.attention import Form
 from onnxfuse.graph.model import Model
 
+Array = npt.NDArray[Any]
+
 OLDEST = 12  # a Constant takes its value from an attribute
 LARGEST = 256  # elements of a head
 MASKING = -64.0
+NEVER = -3e4  # what is so low has no weight beside a score of the same row
 
 
 def _weights() -> Pattern:
@@ -155,19 +161,38 @@ def _spelled(match: Match) -> _Site | Refusal:
     fill = query.scalar(match["fill"]) if "fill" in match.tensors else 0.0
     if fill is None:
         return Refusal(f"what replaces scores, '{match['fill'].name}', is not one number", query.shape(match["fill"]))
-    chosen = match.get("hide") or match.get("keep")
+    chosen, hides = match.get("hide") or match.get("keep"), "hide" in match.tensors
+    added = tuple(match[name] for name in ("added", "more") if name in match.tensors)
+    later = [value for value in added if _hides_later(value, lambda array: (array == 0, array <= NEVER))]
+    causal = bool(later)
+    if chosen is not None and fill <= NEVER and _hides_later(chosen, lambda array: (array != hides, array == hides)):
+        chosen, causal = None, True
     return _Site(
         q,
         k,
         v,
         scale * q.scale * k.scale * v.scale if v.scale == 1.0 else float("nan"),
-        tuple(match[name] for name in ("added", "more") if name in match.tensors),
+        tuple(value for value in added if all(value is not other for other in later)) if match.get("window_mask") is None else added,
         match.get("window_mask"),
         chosen,
-        "hide" in match.tensors,
+        hides,
         fill,
-        safe="dead" in match.tensors,
+        causal and match.get("window_mask") is None,
+        "dead" in match.tensors,
     )
+
+
+def _hides_later(value: gs.Tensor, split: Callable[[Array], tuple[Array, Array]]) -> bool:
+    """Whether a constant [1, 1, rows, rows] hides from each row the keys behind it alone. `split` says what is shown and what hidden."""
+    dims = query.shape(value)
+    if dims is None or len(dims) < 2 or dims[-1] != dims[-2] or any(extent != 1 for extent in dims[:-2]) or not query.is_constant(value):
+        return False
+    array = query.constant(value)
+    if array is None or array.size < 4:
+        return False
+    shown, hidden = split(array.reshape(array.shape[-2:]))
+    lower = np.tril(np.ones(shown.shape, bool))
+    return bool(shown[lower].all() and hidden[~lower].all())
 
 
 def _native(match: Match) -> _Site | Refusal:

@@ -302,6 +302,34 @@ def test_masks_that_replace(hides: bool, fill: float | None, dtype: Any) -> None
     w.check("kept")
 
 
+@pytest.mark.parametrize("low", [-np.inf, LOWEST[np.float32], -65504.0])
+@pytest.mark.parametrize("spelled", ["added", "kept", "hidden"])
+def test_a_constant_that_hides_later_keys_is_causal(spelled: str, low: float) -> None:
+    w = Written()
+    net = w.net
+    q, k, v = (w.given(name, B, S, H * D) for name in ("q", "k", "v"))
+    scores = net.op("MatMul", w.heads(q), w.heads(k, perm=(0, 2, 3, 1)))
+    earlier = np.tril(np.ones((1, 1, S, S), bool))
+    if spelled == "added":
+        scores = net.op("Add", scores, w.const(np.where(earlier, 0, low)))
+    elif spelled == "kept":
+        scores = net.op("Where", net.const(earlier, bool), scores, w.const(low))
+    else:
+        scores = net.op("Where", net.const(~earlier, bool), w.const(low), scores)
+    scores = net.op("Add", scores, w.given("mask", B, 1, 1, S)) if spelled == "added" else scores
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), w.heads(v)))
+    w.check("addedcausal" if spelled == "added" else "causal")
+
+
+@pytest.mark.parametrize("change", [(0, 0), (0, 1), (3, 2)])
+def test_a_constant_that_hides_otherwise_is_not_causal(change: tuple[int, int]) -> None:
+    w = Written()
+    mask = np.where(np.tril(np.ones((S, S), bool)), 0, -1e9)
+    mask[change] = -1.0
+    bert(w, w.const(mask))
+    w.check("added")
+
+
 def test_added_twice_and_replaced() -> None:
     w = Written()
     net = w.net
