@@ -9,8 +9,8 @@ al., FlashAttention, 2022.
 Scores and masks meet in float32. A half-precision model rounds their sum, and so does this where the mask's value is -64 or below: beside
 keys that are not masked it makes no difference, but of a row whose keys are all masked (by -10000 or -65504, say) the rounding is all that
 is left, so that it comes out as it was: nearly uniform in half types, a softmax of its scores in float32 under -10000, uniform under
-float32's lowest number, NaN under -inf. Values that replace scores are kept as they are. A constant mask that hides later keys alone is read
-nowhere: the kernel does not look at them.
+float32's lowest number, NaN under -inf. Values that replace scores are kept as they are. A constant mask that hides later keys alone is
+not read: the kernel does not look at them.
 """
 
 from __future__ import annotations
