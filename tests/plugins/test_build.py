@@ -27,6 +27,11 @@ EXPORTS = {
     "onnxfuse_launch_error",
     "onnxfuse_launch_skip_layernorm",
     "onnxfuse_launch_skip_rmsnorm",
+    "onnxfuse_launch_attention",
+    "onnxfuse_attention_supported",
+    "onnxfuse_attention_workspace",
+    "onnxfuse_attention_workspace_up_to",
+    "onnxfuse_launch_rotary",
     "onnxfuse_launch_recurrence",
     "onnxfuse_recurrence_variant",
     "onnxfuse_recurrence_workspace",
@@ -73,13 +78,14 @@ def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) ->
     kernels = library(sm).kernels
     stems = {use.name.split("<")[0] for use in kernels}
     recurrent = {"persistent", "resident", "all_steps", "one_step", "project", "project_float"}
-    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", *recurrent}
+    attention = {"attention", "attention_float"}
+    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "rotary", "join_attention", *attention, *recurrent}
     assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
     for use in kernels:
         assert use.sm == sm
         assert (use.spill_stores, use.spill_loads, use.stack) == (0, 0, 0), use
-        # One block a multiprocessor holds its weights in registers; the others need several blocks to hide their loads.
-        assert 0 < use.registers <= (255 if use.name.split("<")[0] in recurrent else 128), use
+        # Some hold their weights or the scores of a row in registers; the others need several blocks to hide their loads.
+        assert 0 < use.registers <= (255 if use.name.split("<")[0] in recurrent | attention else 128), use
 
 
 def test_operators_are_the_folders() -> None:
