@@ -11,12 +11,13 @@ from typing import Any
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.names import shown
+from onnxfuse.graph.wire import map_file
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:
-    """The content of a JSON file from elsewhere. BadInput, "WHAT: reason; REMEDY", where it cannot be read or is no JSON."""
+    """The content of a JSON file from elsewhere. BadInput, "WHAT: reason; REMEDY", where it cannot be read, or is no file or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(bytes(map_file(path)).decode("utf-8"))
     except OSError as error:
         raise BadInput(f"{what}: {(error.strerror or str(error)).lower()}; {remedy}") from None
     except (ValueError, RecursionError) as error:

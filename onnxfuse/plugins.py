@@ -374,7 +374,7 @@ def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, prog
     """Compiles every unit and links the library, all in `work`; what ptxas says of the kernels."""
     objects = [f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = {
             pool.submit(_run, [*toolchain.compile, f"source/{unit}", "-o", target], unit, work): unit
             for unit, target in zip(units, objects, strict=True)

@@ -50,6 +50,7 @@ def build_engine(
     ),
 ) -> None:
     """Build a TensorRT engine for the GPU here, and ENGINE.json, which says what it was made of and what TensorRT made of it."""
+    from onnxfuse.commands import options
     from onnxfuse.engine import build as building
 
     _refuse_mixtures(kit, {"-o": output, "--timing-cache": timing_cache}, {"--original": original, "--data": data})
@@ -57,7 +58,7 @@ def build_engine(
     if kit is not None:
         _make_kit(kit, model, gpu, shapes=shapes, original=original, data=data, compatible=hardware, use_plugins=not no_plugins)
         return
-    out = output if output is not None else model.with_suffix(".engine")
+    out = output if output is not None else options.beside(model, ".engine")
     with _progress() as progress:
         manifest = building.build(
             model,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from onnxfuse.errors import OnnxfuseError
+from onnxfuse.graph.names import shown
 from onnxfuse.plugins import cache_dir
 
 USAGE = 2
@@ -22,7 +23,7 @@ INTERRUPTED = 128 + 2  # SIGINT
 BROKEN_PIPE = 128 + 13  # SIGPIPE
 
 # Faults of the file system that no code can foresee: the user's to mend.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
 
 
 class Stopped(Exception):
@@ -74,7 +75,7 @@ def describe(fault: BaseException) -> tuple[str, int]:
     if isinstance(fault, KeyboardInterrupt) or type(fault).__name__ == "Abort":
         return "interrupted", INTERRUPTED
     if isinstance(fault, OSError) and fault.errno in _DISK:
-        return f"{fault.filename or 'output'}: {fault.strerror}; free space or choose another path", USAGE
+        return f"{shown(fault.filename or 'output')}: {fault.strerror}; free space or choose another path", USAGE
     if isinstance(fault, FileNotFoundError) and fault.filename is None:  # os.getcwd
         return "the current folder is gone; change to one that exists", USAGE
     if isinstance(fault, MemoryError):

@@ -61,7 +61,7 @@ def optimize(
     if keep_fp32 and precision not in ("fp16", "bf16"):
         raise BadInput(f"--keep-fp32 {keep_fp32[0]}: nothing is converted with --precision {precision}; add --precision fp16 or bf16")
     _refuse_measuring(policy, measuring, plan)
-    target = out or model.with_suffix(".undone.onnx" if undo else ".fused.onnx")
+    target = out or options.beside(model, ".undone.onnx" if undo else ".fused.onnx")
     _refuse_outputs(model, target, report)
     if target.is_symlink():  # the file that it leads to is written, and its external data beside that
         target = target.resolve()
@@ -134,14 +134,17 @@ def _require_agreement(checked: Check | None, model: Path, target: Path) -> None
 
 def _refuse_outputs(model: Path, target: Path, reports: list[Path]) -> None:
     """Before the work is done, not after it."""
-    from onnxfuse.graph import files
+    from onnxfuse.graph import files, write
 
-    taken = {os.path.realpath(model): "the model itself, which is never overwritten"}
+    taken = dict.fromkeys(write.data_files(model), "read by the model, whose weights are in it")
+    taken[os.path.realpath(model)] = "the model itself, which is never overwritten"
     for option, path in [("-o", target), *(("--report", report) for report in reports)]:
         files.check(path, option)
         real = os.path.realpath(path)
         if real in taken:
             raise BadInput(f"{option} {path}: is {taken[real]}; name another file")
+        if option != "-o" and write.is_data_of(real, Path(os.path.realpath(target))):
+            raise BadInput(f"{option} {path}: is where the weights of {target} go; name another file")
         taken[real] = f"what {option} writes already"
 
 

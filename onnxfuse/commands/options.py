@@ -25,12 +25,19 @@ def gpu(name: str | None) -> Gpu | None:
         raise MissingHere(f"--gpu auto: {fault}; or name the GPU that it is for, as in --gpu h100") from None
 
 
+def beside(model: Path, suffix: str) -> Path:
+    """Where what is made of `model` goes, if the user names no place."""
+    if not model.name:
+        raise BadInput(f"{model}: is a folder; name the .onnx file in it")
+    return model.with_suffix(suffix)
+
+
 def dims(texts: Sequence[str]) -> dict[str, int]:
     """Sizes by symbolic dimension, from texts such as batch=4."""
     sizes = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
-        if not (name and equals and size.isdigit()):
+        if not (name and equals and size.isdecimal()):
             raise BadInput(f"--dims {text}: not of the form NAME=N; give a dimension's name and its size, as in batch=4")
         sizes[name] = int(size)
     return sizes

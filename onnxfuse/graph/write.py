@@ -175,16 +175,25 @@ def _write(out: BinaryIO, model: ModelProto, graph: bytes, pieces: list[_Piece])
             out.write(chunk)
 
 
-def _own_data(target: Path) -> set[str]:
-    """The data files, of names that `save` gives, which the model that is now at `target` reads."""
+def data_files(path: Path) -> set[str]:
+    """The data files that the model at `path` reads, as real paths; none where no model is there."""
     proto = ModelProto()
     try:
-        proto.ParseFromString(split(map_file(target))[0])
-    except (OSError, ValueError, DecodeError):  # nothing there, or no model
+        proto.ParseFromString(split(map_file(path))[0])
+        places = {weights.location(tensor).file for tensor in every(proto) if tensor.data_location == TensorProto.EXTERNAL}
+    except (OSError, ValueError, DecodeError, BadInput):  # nothing there, or no whole model
         return set()
-    places = {weights.location(tensor).file for tensor in every(proto) if tensor.data_location == TensorProto.EXTERNAL}
-    own = re.compile(rf"{re.escape(target.name)}(\.\d+)?\.data")
-    return {os.path.realpath(target.parent / name) for name in places if own.fullmatch(name)}
+    return {os.path.realpath(path.parent / name) for name in places}
+
+
+def is_data_of(path: str, target: Path) -> bool:
+    """Whether `path` has a name that `save` gives to the data file of `target`. Both are real paths."""
+    return re.fullmatch(rf"{re.escape(str(target))}(\.\d+)?\.data", path) is not None
+
+
+def _own_data(target: Path) -> set[str]:
+    """The data files, of names that `save` gives, which the model that is now at `target` reads."""
+    return {path for path in data_files(target) if is_data_of(path, target)}
 
 
 def _data_name(model: Model, target: Path, replaced: set[str]) -> str:

@@ -181,6 +181,8 @@ def _checked(file: Path, wanted: Sequence[InputSpec], required: set[str]) -> Fee
 @contextlib.contextmanager
 def opened(file: Path, example: str = "x") -> Iterator[Any]:
     """An .npz file, of plain arrays only. BadInput for what cannot be read, and for Python objects, which are never unpickled."""
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise BadInput(f"{file}: is not an ordinary file; give --data an .npz file or a folder of them")
     if file.is_file() and not zipfile.is_zipfile(file):  # numpy takes it for pickled data
         raise BadInput(f"{file}: not an .npz file; write one with numpy.savez(FILE, {example}=array)")
     try:

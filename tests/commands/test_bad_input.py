@@ -223,6 +223,34 @@ def test_one_file_takes_one_output(refuses, model: Path):
     refuses("optimize", "model.onnx", "--report", "a.json", "--report", "./a.json", status=2, words=("--report",))
 
 
+def test_a_report_does_not_take_the_place_of_weights(refuses, tmp_path: Path):
+    (tmp_path / "weights.bin").write_bytes(bytes(64 * 64 * 4))
+    with_external_data(tmp_path, "weights.bin")
+    command = ("optimize", "external.onnx", "-o", "out.onnx", "--report")
+    refuses(*command, "weights.bin", status=2, words=("--report weights.bin", "weights"))
+    refuses(*command, "out.onnx.data", status=2, words=("--report out.onnx.data", "weights of out.onnx"))
+    assert (tmp_path / "weights.bin").read_bytes() == bytes(64 * 64 * 4)
+
+
+@pytest.mark.parametrize("command", ["optimize --plan", "optimize --data", "bisect --plan", "compare --data"])
+def test_a_pipe_is_no_input(refuses, model: Path, tmp_path: Path, command: str):
+    """It would be waited for, and /dev/zero has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    verb, option = command.split()
+    others = ["model.onnx"] if verb == "compare" else []
+    refuses(verb, "model.onnx", *others, option, "pipe", status=2, words=("pipe", "ordinary file"))
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "a" * 300 + ".onnx"], ids=["empty", "here", "root", "long"])
+@pytest.mark.parametrize("command", ["optimize", "inspect", "bisect", "compare", "build-engine"])
+def test_a_path_that_names_no_file(refuses, command: str, path: str):
+    refuses(command, path, status=2)
+
+
+def test_a_size_in_superscript_is_none(refuses, model: Path):
+    refuses("optimize", "model.onnx", "--dims", "batch=\u00b2", status=2, words=("NAME=N",))
+
+
 def test_a_link_is_followed(run_cli, model: Path, tmp_path: Path):
     (tmp_path / "real").mkdir()
     for name in ("out.onnx", "report.json"):

@@ -35,7 +35,7 @@ FAULTS = {
 
 
 def model() -> onnx.ModelProto:
-    """x [8, 64] -> y: Add + LayerNormalization of widths 72, 40 and 64, and MatMul + bias + GELU of width 64."""
+    """x [2, 4, 64] -> y: Add + LayerNormalization of widths 72, 40 and 64, and MatMul + bias + GELU of width 64."""
     rng = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
@@ -61,7 +61,7 @@ def model() -> onnx.ModelProto:
     shifted = op("Add", "shifted", op("Erf", "erf", op("Div", "scaled", biased, constant("root2", 2**0.5))), constant("one", 1.0))
     gelu = op("Mul", "gelu", op("Mul", "doubled", biased, shifted), constant("half", 0.5))
     norm("y", gelu, "x", 64)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in "xy"]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4, 64]) for name in "xy"]
     graph = helper.make_graph(nodes, "widths", values[:1], values[1:], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

@@ -20,6 +20,7 @@ from onnxfuse.verify import engine_process
 from onnxfuse.verify.bisect import engines, words
 from onnxfuse.verify.bisect.engines import Engines, shapes
 from onnxfuse.verify.reference import Runtime
+from tests.gpu.test_bisect import model as widths
 from tests.verify import plants
 
 Process = Callable[..., tuple[int, str]]
@@ -259,3 +260,27 @@ def test_the_process_builds_once_and_writes_every_run(
         with np.load(tmp_path / f"outputs.{turn}.0.npz") as data:
             assert {name: data[name].dtype.name for name in data.files} == {"y": "float16", "n": "int64", "/b": "float32"}
             np.testing.assert_array_equal(data["y"], np.full(4, 2.0 + turn))
+
+
+def test_most_of_few_plugins_are_faulty(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests/gpu/test_bisect.py plants in CUDA: of three norms one is always wrong and one in every other run."""
+    onnx.save(widths(), tmp_path / "model.onnx")
+    always = process(runtime, lambda name: name == "skip_layernorm")
+    at_times = process(runtime, lambda name: name in ("skip_layernorm", "skip_layernorm_1"))
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        folder = folder_of(arguments)
+        always(arguments, timeout, watch)
+        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
+        done = at_times(arguments, timeout, watch)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+        return done
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(command, "_require_gpu", lambda: None)
+    report = command.of_sites(dataclasses.replace(wanted(tmp_path / "model.onnx", tmp_path), feeds=None, repeats=8), lambda text: None)
+    assert report["sites"] == 4
+    found = {cause["sites"][0]["outputs"][0]: (cause["kind"], cause["flips"], cause["runs"]) for cause in report["causes"]}
+    assert found == {"norm72": ("site", 8, 8), "norm40": ("site", 4, 8)}
+    assert report["reproduction"]["steps"] == 0

@@ -158,6 +158,13 @@ def test_a_kernel_that_is_all_there_is_and_wrong_everywhere() -> None:
     assert search(SITES, lambda on: rounding(on, 0.3), groups=groups).verdict == "rounding"
 
 
+@pytest.mark.parametrize("groups", [None, dict.fromkeys("abc", "norm")])
+def test_most_of_few_sites_are_wrong(groups: dict[str, str] | None) -> None:
+    """What is typical is known from the one that is right, and a group of which one is right is not accused."""
+    finding = search("abc", lambda on: 0.003 * len(on) + 5 * ("a" in on) + 7 * ("b" in on), groups=groups)
+    assert kinds(finding) == [("site", {"a"}), ("site", {"b"})]
+
+
 def test_groups_that_round_alike_are_not_accused() -> None:
     assert search(SITES, lambda on: rounding(on, 0.3), groups=GROUPS).verdict == "rounding"
     assert search(SITES, lambda on: rounding(on, 3.0), groups=GROUPS).verdict == "rounding"

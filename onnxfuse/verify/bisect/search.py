@@ -103,6 +103,11 @@ class Asked:
             known.append(self._once(chosen))
         return Answer(tuple(known), self.bar)
 
+    def known_to_agree(self, site: str) -> bool:
+        """Whether `site` was asked alone, could be run, and never disagreed."""
+        known = self._known.get(frozenset((site,)), [])
+        return bool(known) and all(figure <= self.bar for figure in known)
+
     def _once(self, sites: Sites) -> float:
         self.runs += 1
         try:
@@ -244,9 +249,10 @@ def _causes(finding: Finding, asked: Asked, sites: Sequence[str], groups: Mappin
         while len(causes) < MOST_CAUSES:
             found, whole = _smallest(asked, left, unsure)
             complete = complete and whole
-            cause = _judge(asked, found, [site for site in left if site not in found], sample)
+            fellows = [site for site in left if site not in found]
+            cause = _judge(asked, found, fellows, sample)
             if cause.kind == "rounding":
-                cause = _group(asked, left, groups, sample) or cause
+                cause = _group(asked, left, groups, sample) or _judge(asked, found, _agreeing(asked, fellows), sample)
             others = [site for site in left if site not in cause.sites]
             if cause.kind == "rounding" and _outstanding(cause.typical) > asked.bar and not causes:
                 # Rounding alone reaches the limit, and may hide a fault: what stands out of it is looked for.
@@ -306,8 +312,17 @@ def _judge(asked: Asked, found: tuple[str, ...], others: Sequence[str], sample: 
     return Cause(kind, found, answer.figure, alone, typical, answer.disagreements, len(answer.figures))
 
 
+def _agreeing(asked: Asked, sites: Sequence[str]) -> Sequence[str]:
+    """Those that agree by themselves as far as is known, or all where none does: most of a few sites may be faulty, and say nothing of
+    what is typical.
+    """
+    return [site for site in sites if asked.known_to_agree(site)] or sites
+
+
 def _group(asked: Asked, left: Sequence[str], groups: Mapping[str, str], sample: int) -> Cause | None:
-    """The group whose sites stand out of all others, where it disagrees. One that is all there is must be over the limit site by site."""
+    """The group whose sites all stand out of all others, where it disagrees. One that is all there is must be over the limit site by
+    site.
+    """
     members: dict[str, list[str]] = {}
     for site in left:
         members.setdefault(groups.get(site, ""), []).append(site)
@@ -321,9 +336,10 @@ def _group(asked: Asked, left: Sequence[str], groups: Mapping[str, str], sample:
         measured[name] = {site: figure for site, figure in alone.items() if not math.isnan(figure)}
         typical[name] = statistics.median(measured[name].values()) if measured[name] else 0.0
     worst = max(typical, key=lambda name: typical[name])
+    least = min(measured[worst].values(), default=0.0)
     rest = max((figure for name, figure in typical.items() if name != worst), default=0.0)
     answer = asked.ask(members[worst], asked.repeats)
-    stands_out = typical[worst] >= _outstanding(rest) if len(members) > 1 else typical[worst] > 1
+    stands_out = least >= _outstanding(rest) if len(members) > 1 else least > 1
     if not (stands_out and answer.disagrees and len(members[worst]) > 1):
         return None
     alone = {site: measured[worst].get(site, math.nan) for site in members[worst]}
