@@ -158,8 +158,12 @@ __device__ __forceinline__ void finish(float (&values)[8], float total, Attentio
         values[j] = nothing ? 0.0f : values[j] * inverse;
 }
 
+// Blocks that a multiprocessor has room for: they hide each other's loads, but must not spill.
+template <int kHead, int kRowWarps, int kKeyWarps>
+constexpr int kBlocksAtOnce = kRowWarps * kKeyWarps > 4 ? 1 : kHead <= 64 && kKeyWarps > 1 ? 3 : 2;
+
 template <typename T, int kHead, int kRowWarps, int kKeyWarps>
-__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kRowWarps * kKeyWarps > 4 ? 1 : 2) attention(__grid_constant__ AttentionArgs<T> const args)
+__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kBlocksAtOnce<kHead, kRowWarps, kKeyWarps>) attention(__grid_constant__ AttentionArgs<T> const args)
 {
     using S = AttentionShape<kHead, kRowWarps, kKeyWarps>;
     ONNXFUSE_SHARED(shared);
@@ -196,11 +200,6 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kRowWarps * kKeyWa
     end_of_copies();
 
     int const row = first_row + 16 * row_warp + g; // and row + 8
-    T const* added_rows[2][2];
-    mask_rows(added_rows[0], args.added[0], batch, head, row, args.queries);
-    mask_rows(added_rows[1], args.added[1], batch, head, row, args.queries);
-    unsigned char const* keep_rows[2];
-    mask_rows(keep_rows, args.keep, batch, head, row, args.queries);
     // Masked scores may be as low as a float can be, and are not in units of ln 2.
     bool const masked = args.added[0].batches || args.keep.batches;
     float const scale = masked ? args.scale : args.scale * kLog2E;
@@ -224,6 +223,11 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kRowWarps * kKeyWa
         uint32_t keep = ~0u; // a bit for each of them
         if (masked && busy)
         {
+            T const* added_rows[2][2];
+            mask_rows(added_rows[0], args.added[0], batch, head, row, args.queries);
+            mask_rows(added_rows[1], args.added[1], batch, head, row, args.queries);
+            unsigned char const* keep_rows[2];
+            mask_rows(keep_rows, args.keep, batch, head, row, args.queries);
 #pragma unroll
             for (int n = 0; n < S::kKeys / 8; ++n)
             {
