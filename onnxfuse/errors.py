@@ -1,6 +1,11 @@
 """Faults that are the user's to mend. Each is one line that names the thing and the remedy, and carries its exit status."""
 
 
+def refusal(error: OSError) -> str:
+    """Why the file system refuses, in lower case, as a part of such a line."""
+    return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
+
+
 class OnnxfuseError(Exception):
     """Base of every fault that a command reports as one line."""
 

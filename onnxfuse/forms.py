@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
 
@@ -19,7 +19,7 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
     try:
         return json.loads(bytes(map_file(path)).decode("utf-8"))
     except OSError as error:
-        raise BadInput(f"{what}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+        raise BadInput(f"{what}: {refusal(error)}; {remedy}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{what}: not JSON ({shown(error)}); {remedy}") from None
 

@@ -23,9 +23,11 @@ def with_path(*folders: Path, **environment: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment}
 
 
-# A shell that starts tests in the background has them ignore Ctrl-C, and what they start inherits that.
+# A shell that starts tests in the background has them ignore Ctrl-C, nohup has them ignore a hangup, and what they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # CI sets this: what a developer's machine may lack must be there, so an absent registry fails instead of skipping.
 EXTERNAL_REQUIRED = os.environ.get("ONNXFUSE_REQUIRE_EXTERNAL") == "1"

@@ -54,7 +54,25 @@ def load(command: Command) -> Any:
         target = single
     loaded = typer.main.get_command(target)
     loaded.name = command.name
-    return loaded
+    return _naming(loaded)
+
+
+def _naming(command: Any) -> Any:
+    """The click command, whose parser's faults name it: click raises some of them (an option without its value) without a context."""
+    parse = command.parse_args
+
+    def parse_args(ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return list(parse(ctx, args))
+        except Exception as fault:
+            if getattr(fault, "ctx", ctx) is None:
+                fault.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    command.parse_args = parse_args
+    for inner in getattr(command, "commands", {}).values():
+        _naming(inner)
+    return command
 
 
 class LazyGroup(TyperGroup):

@@ -71,9 +71,11 @@ def bisect(
 
     Sites are switched off and on until the smallest set that disagrees is left. A small model that shows it by itself is written.
     """
+    from onnxfuse.verify import check
     from onnxfuse.verify.bisect import words
 
     _require(model, other, plan, policy, precision, tensorrt)
+    check.tolerance(rtol=rtol, atol=atol)  # refused before the work, not after it
     sizes = options.dims(dims or [])
     given = options.feeds(data, dims or [], model)
     folder = out or model.with_suffix(".bisect")

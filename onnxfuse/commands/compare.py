@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -58,7 +59,7 @@ def compare(
     samples: int = typer.Option(200, min=2, help="Latency samples of each engine."),
     layers: bool = typer.Option(False, "--layers", help="Look inside: every tensor that OTHER still has, and what is wrong by itself."),
     truth: bool = typer.Option(True, "--truth/--no-truth", help="With --layers: measure errors against the model in float64, too."),
-    memory: int = typer.Option(512, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once."),
+    memory: int = typer.Option(None, min=1, metavar="MIB", help="With --layers: MiB of tensors that are held at once; 512 if not given."),
     report: Path = typer.Option(None, metavar="DIR", help="Write report.json and report.html into this folder."),
     trust: bool = typer.Option(False, "--trust", help="Run code inside engines although no manifest vouches for it: as any program."),
 ) -> None:
@@ -69,8 +70,11 @@ def compare(
     """
     from onnxfuse.report import inside, terminal
 
+    idle = [name for name, given in (("--no-truth", not truth), ("--memory", memory is not None)) if given and not layers]
+    if idle:
+        raise BadInput(f"{idle[0]}: nothing is looked into without --layers; add --layers, or leave {idle[0]} out")
     sizes = options.dims(dims or [])
-    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory, trust)
+    wanted = Wanted(model, tuple(others or ()), data, seed, feeds, sizes, rtol, atol, samples, layers, truth, memory or 512, trust)
     _require(wanted)
     if report:
         _require_folder(report)
@@ -164,7 +168,9 @@ def _compare(task: _Task, given: Stream) -> _Outcome:
 
 def _require(wanted: Wanted) -> None:
     from onnxfuse.graph import read
+    from onnxfuse.verify import check
 
+    check.tolerance(rtol=wanted.rtol, atol=wanted.atol)
     if wanted.model.suffix == ".engine":
         raise BadInput(f"{wanted.model}: an engine cannot be the reference; name its .onnx model first and the engine behind it")
     for path in (wanted.model, *wanted.others):
@@ -172,8 +178,8 @@ def _require(wanted: Wanted) -> None:
             raise BadInput(f"{path}: no such file; give an .onnx model or an .engine file")
         if path.suffix != ".engine":
             read.load(path)  # says what is wrong with a file in better words than a runtime, and keeps external data in its folder
-    if len(set(wanted.others)) < len(wanted.others):
-        raise BadInput("the same OTHER is named twice; name each file once")
+    if len({path.resolve() for path in wanted.others}) < len(wanted.others):
+        raise BadInput("the same OTHER is named twice, or a link to it; name each file once")
     if wanted.data and wanted.dims:
         raise BadInput("--data and --dims exclude each other: the sizes are those of the data; leave one of them out")
 
@@ -274,6 +280,8 @@ def _check_model(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given: 
 
     got = task.runtime.run(path, [feed], evaluator=given.evaluator)
     limits, notes = check.limits_for(task.reference, path, task.wanted.rtol, task.wanted.atol)
+    if path.samefile(task.reference):
+        notes = (*notes, "the same file as the reference: that it agrees with itself says nothing of a rewrite")
     return _compared(given, outputs, got[0], limits, notes, same_dtype=True)
 
 
@@ -464,11 +472,15 @@ def _disagreement(found: Mapping[str, Any]) -> str:
 
 
 def _require_folder(folder: Path) -> None:
-    """Before the work is done, not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write {folder}: {(error.strerror or str(error)).lower()}; give --report a folder") from None
+    """Before the work is done, not after it. Nothing is made yet: where the work fails, there is nothing to write."""
+    from onnxfuse.graph import files
+
+    if not folder.is_dir():
+        if folder.exists():
+            raise BadInput(f"--report {folder}: it is a file, and a folder is to be made; give --report a folder")
+        files.check(folder, "--report")
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInput(f"--report {folder}: the folder cannot be written to; give --report another")
 
 
 def _rewritten(reference: Path, others: Sequence[Path]) -> list[Path]:
@@ -493,6 +505,10 @@ def _complete(found: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
 def _write(found: Mapping[str, Any], folder: Path) -> None:
     from onnxfuse.report import html, json
 
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--report {folder}: {(error.strerror or str(error)).lower()}; give --report another folder") from None
     json.write(found, folder / "report.json")
     html.write(found, folder / "report.html")
     typer.echo(f"wrote {folder / 'report.html'} and report.json")

@@ -15,7 +15,8 @@ from onnxfuse.errors import BadInput
 if TYPE_CHECKING:
     from onnxfuse.engine.manifest import Manifest
 
-MOST_LAYERS = 12
+SUFFIXES = (".engine", ".plan", ".trt")  # what engines are called, where no manifest says that a file is one
+REMEDY = "name an engine, an ONNX model, or the folder of a kit"
 
 
 def inspect(
@@ -38,7 +39,7 @@ def describe(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _kit(path)
     if not path.exists():
-        raise BadInput(f"{path}: no such file; name an engine, an ONNX model, or the folder of a kit")
+        raise BadInput(f"{path}: no such file; {REMEDY}")
     return _model(path) if path.suffix == ".onnx" else _engine(path)
 
 
@@ -57,10 +58,13 @@ def _engine(path: Path) -> dict[str, Any]:
     from onnxfuse.engine import manifest as manifests
     from onnxfuse.engine.run import CODE
 
-    data = manifests.content(path, "name an engine, an ONNX model, or the folder of a kit")
+    data = manifests.content(path, REMEDY)
     if not data:
-        raise BadInput(f"{path}: is empty; name an engine, an ONNX model, or the folder of a kit")
+        raise BadInput(f"{path}: is empty; {REMEDY}")
     manifest = manifests.load(path)
+    if manifest is None and path.suffix.lower() not in SUFFIXES:
+        beside = manifests.path_of(path).name
+        raise BadInput(f"{path}: no engine by its name ({', '.join(SUFFIXES)}), and no manifest {beside} beside it; {REMEDY}")
     found: dict[str, Any] = {
         "kind": "engine", "path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "holds_code": CODE in data,
         "manifest": None, "intact": None, "notes": [],

@@ -30,7 +30,9 @@ def optimize(
     keep_fp32: list[str] = typer.Option([], "--keep-fp32", help="A node, operator type or tensor that stays in float32 (repeatable)."),
     only: list[str] = typer.Option([], "--only", help="Use this fusion, and those it is built on, alone (repeatable)."),
     skip: list[str] = typer.Option([], "--skip", help="Do not use this fusion (repeatable)."),
-    plan: Path | None = typer.Option(None, "--plan", help="Follow the decisions of this file, a report of an earlier run."),
+    plan: Path | None = typer.Option(
+        None, "--plan", help="Follow the decisions of this file, a report of an earlier run; --policy decides on sites not in it."
+    ),
     undo: bool = typer.Option(False, "--undo", help="Take fused nodes apart again instead."),
     data: Path | None = typer.Option(None, "--data", help="Inputs for the check: an .npz, or a folder of them; generated if not given."),
     dims: list[str] = typer.Option([], "--dims", metavar="NAME=N", help="Size of a symbolic dimension in generated inputs (repeatable)."),

@@ -16,7 +16,7 @@ from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare, trt
 from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.shapes import inputs_of, parse
-from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.errors import BadInput, MissingHere, refusal
 from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
@@ -352,7 +352,7 @@ def _read_cache(path: Path | None) -> bytes | None:
             return b""
         raise BadInput(f"--timing-cache {path}: no folder {path.parent}; make it, or give another path") from None
     except OSError as error:
-        raise BadInput(f"--timing-cache {path}: {(error.strerror or str(error)).lower()}; give another path") from None
+        raise BadInput(f"--timing-cache {path}: {refusal(error)}; give another path") from None
 
 
 def _plugin_ops() -> frozenset[str]:

@@ -16,7 +16,7 @@ import onnx
 
 from onnxfuse import forms
 from onnxfuse.engine.prepare import read
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
 
@@ -141,7 +141,7 @@ def content(engine: Path, remedy: str) -> bytes:
     try:
         return bytes(map_file(engine))
     except OSError as error:
-        raise BadInput(f"{engine}: {(error.strerror or str(error)).lower()}; {remedy}") from None
+        raise BadInput(f"{engine}: {refusal(error)}; {remedy}") from None
 
 
 def runs_on(manifest: Manifest, sm: int) -> bool:
@@ -205,7 +205,7 @@ def _feed(digest: Any, path: Path) -> None:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
-        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; the model's external data must lie beside it") from None
+        raise BadInput(f"{path}: {refusal(error)}; the model's external data must lie beside it") from None
 
 
 def _external(model: onnx.ModelProto) -> set[str]:

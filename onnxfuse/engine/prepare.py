@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 from onnx import helper, inliner
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
@@ -114,7 +114,7 @@ def read(path: Path) -> onnx.ModelProto:
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; give the path of an ONNX model") from None
     except OSError as error:
-        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; give the path of an ONNX model") from None
+        raise BadInput(f"{path}: {refusal(error)}; give the path of an ONNX model") from None
     except Exception:
         raise BadInput(f"{path}: not an ONNX model; give a whole .onnx file") from None
     if not model.HasField("graph") or not model.ir_version:

@@ -16,11 +16,12 @@ from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import trt
 from onnxfuse.engine.manifest import Layer, Manifest
 from onnxfuse.engine.trt import EngineFault, TensorSpec
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 
 Array = NDArray[Any]
 # How a 64-bit little-endian shared library begins (System V ABI, "ELF Header"); TensorRT embeds plugin libraries as they are.
 CODE = b"\x7fELF\x02\x01\x01"
+TRUST = ", or give --trust if you know where it came from"
 
 
 class Engine:
@@ -279,22 +280,22 @@ class _Buffer:
         self.size = size
 
 
-def vouched(data: bytes, path: Path, trust: bool = False) -> Manifest | None:
+def vouched(data: bytes, path: Path, trust: bool = False, way_out: str = TRUST) -> Manifest | None:
     """The manifest beside an engine of this content; None for an engine without one that holds no code.
 
     BadInput where the manifest was written for another engine, or where there is none for an engine that holds code; with `trust` both
-    are taken as they are, without a manifest.
+    are taken as they are, without a manifest. way_out: what the message offers beside the remedies, where there is such an option.
     """
     manifest = None if trust and not _manifest_fits(data, path) else manifests.load(path)
     if manifest is not None and hashlib.sha256(data).hexdigest() != manifest.engine_sha256:
         raise BadInput(
             f"{path}: the manifest {manifests.path_of(path).name} was written for another engine, so this one is not trusted; "
-            f"build it again, or give --trust if you know where it came from"
+            f"build it again{way_out}"
         )
     if manifest is None and CODE in data and not trust:
         raise BadInput(
             f"{path}: cannot load this engine: it holds code (embedded plugins), and no manifest {manifests.path_of(path).name} "
-            "vouches for it; put that file beside it, build the engine here, or give --trust if you know where it came from"
+            f"vouches for it; put that file beside it or build the engine here{way_out}"
         )
     return manifest
 
@@ -377,7 +378,7 @@ def _library(use: manifests.PluginUse, sm: int, engine: Path) -> Path:
             content = beside.read_bytes()
         except OSError as error:
             raise BadInput(
-                f"{engine}: its plugin library {beside.name} cannot be read: {(error.strerror or str(error)).lower()}; "
+                f"{engine}: its plugin library {beside.name} cannot be read: {refusal(error)}; "
                 "put it beside the engine, or build the engine again"
             ) from None
         if hashlib.sha256(content).hexdigest() != use.sha256:

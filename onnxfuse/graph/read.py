@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph import garbage, structure, weights
 from onnxfuse.graph.convert import Import, dense, node_graphs
 from onnxfuse.graph.functions import MOST_NODES, inline_foreign
@@ -65,9 +65,9 @@ def _parse(source: Path) -> tuple[ModelProto, dict[int, Span]]:
         if source.exists() and not source.is_file():
             raise BadInput(f"{shown(source)}: is not an ordinary file; name an .onnx file")
         buffer = map_file(source)
-    except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise BadInput(f"cannot read {shown(source)}: {reason}; name an existing .onnx file") from None
+    except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
+        why = refusal(error) if isinstance(error, OSError) else f"cannot read it: {error}"
+        raise BadInput(f"{shown(source)}: {why}; name an existing .onnx file") from None
     if not buffer:
         raise BadInput(f"{shown(source)}: the file is empty; fetch or export it again")
     proto = ModelProto()

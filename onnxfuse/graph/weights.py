@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import Span, map_file
 
@@ -231,7 +231,7 @@ def data_file(name: str, folder: Path | None) -> Path:
     """The external data file `name`. BadInput unless it is an ordinary file inside the model's folder."""
     if folder is None:
         raise BadInput("external data of a model that came from no file; give a path")
-    if not name or "\0" in name:
+    if type(name) is not str or not name or "\0" in name:  # protobuf gives bytes where a name is not UTF-8
         raise BadInput("external data without a file name; the file is damaged")
     parts = name.replace("\\", "/").split("/")
     if os.path.isabs(name) or ".." in parts:
@@ -243,8 +243,7 @@ def data_file(name: str, folder: Path | None) -> Path:
             raise BadInput(f"external data {shown(name)} leads outside the model's folder; copy it beside the model")
         mode = os.stat(real).st_mode
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BadInput(f"external data file {shown(file)}: {reason}; fetch it, or save the model with its data again") from None
+        raise BadInput(f"external data file {shown(file)}: {refusal(error)}; fetch it, or save the model with its data again") from None
     if not stat.S_ISREG(mode):
         raise BadInput(f"external data {shown(name)} is not an ordinary file; copy it beside the model")
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -176,14 +177,18 @@ def _write(out: BinaryIO, model: ModelProto, graph: bytes, pieces: list[_Piece])
 
 
 def data_files(path: Path) -> set[str]:
-    """The data files that the model at `path` reads, as real paths; none where no model is there."""
+    """The data files that the model at `path` reads, as real paths; none where no model is there. A name that `read` refuses is none."""
     proto = ModelProto()
     try:
         proto.ParseFromString(split(map_file(path))[0])
         places = {weights.location(tensor).file for tensor in every(proto) if tensor.data_location == TensorProto.EXTERNAL}
     except (OSError, ValueError, DecodeError, BadInput):  # nothing there, or no whole model
         return set()
-    return {os.path.realpath(path.parent / name) for name in places}
+    found = set()
+    for name in places:
+        with contextlib.suppress(BadInput):
+            found.add(os.path.realpath(weights.data_file(name, path.parent)))
+    return found
 
 
 def is_data_of(path: str, target: Path) -> bool:

@@ -29,6 +29,10 @@ class Selection:
             if unknown:
                 raise BadInput(f"{option} {unknown[0]}: no such fusion; there are {', '.join(NAMES)}")
 
+        both = [name for name in self.only if name in self.skip]
+        if both:
+            raise BadInput(f"--only {both[0]} and --skip {both[0]} exclude each other; leave one of them out")
+
     def excluded(self, fusion: Fusion) -> str | None:
         """The reason why `fusion` is not looked for; None where it is."""
         if fusion.name in self.skip:

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph import files
 from onnxfuse.graph.names import shown
 from onnxfuse.plan.verdicts import HERE, SHIPPED, Verdict
@@ -126,7 +126,7 @@ _REMEDY = "nothing was stored; set ONNXFUSE_VERDICTS to a file that can be writt
 
 
 def _unreadable(path: Path, error: OSError) -> str:
-    return f"verdicts {shown(path)}: {(error.strerror or str(error)).lower()}; {_REMEDY}"
+    return f"verdicts {shown(path)}: {refusal(error)}; {_REMEDY}"
 
 
 def _read(path: Path) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:

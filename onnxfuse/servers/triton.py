@@ -16,7 +16,7 @@ from pathlib import Path
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine.manifest import Manifest, Tensor
 from onnxfuse.engine.run import vouched
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.files import whole_folder
 from onnxfuse.graph.names import shown
 
@@ -52,7 +52,7 @@ def export(engine: Path, repository: Path, *, name: str | None = None, batching:
     manifest of its own, batching that it cannot do, a name that Triton or a file system would misread, a model of that name.
     """
     data = manifests.content(engine, "name an engine")
-    manifest = vouched(data, engine)
+    manifest = vouched(data, engine, way_out="")
     if manifest is None:
         raise BadInput(f"{engine}: no manifest {manifests.path_of(engine).name} says what its inputs are; put it beside the engine")
     named = engine.stem if name is None else name
@@ -136,7 +136,7 @@ def _copy_library(source: Path, digest: str, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except OSError as error:
-        raise BadInput(f"plugin library {source}: {(error.strerror or str(error)).lower()}; build the engine again") from None
+        raise BadInput(f"plugin library {source}: {refusal(error)}; build the engine again") from None
     if manifests.file_digest(target) != digest:
         raise BadInput(f"plugin library {source}: not the one that the engine was built with; build the engine again")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,8 @@ def tolerance(precision: str = "float32", rtol: float | None = None, atol: float
     if rtol is None and atol is None:
         return default
     for option, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not value >= 0:
-            raise BadInput(f"{option} {value:g}: a tolerance cannot be negative; give 0 or more")
+        if value is not None and not 0 <= value < math.inf:
+            raise BadInput(f"--{option} {value:g}: a tolerance is finite and not negative; give 0 or a small number, as in 1e-3")
     return dataclasses.replace(
         default, rtol=rtol if rtol is not None else default.rtol, atol=atol if atol is not None else default.atol, of_typical=0.0
     )

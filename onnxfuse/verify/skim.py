@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxfuse.errors import BadInput
+from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph.names import shown
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def skeleton(path: Path) -> onnx.ModelProto:
     except (DecodeError, ValueError):  # Damaged and UnicodeDecodeError among them
         raise BadInput(f"{shown(path)}: not an ONNX model, or cut short; export or download it again") from None
     except OSError as error:
-        raise BadInput(f"cannot read {shown(path)}: {(error.strerror or str(error)).lower()}; name an existing .onnx file") from None
+        raise BadInput(f"{shown(path)}: {refusal(error)}; name an existing .onnx file") from None
     if not model.HasField("graph"):
         raise BadInput(f"{shown(path)}: not an ONNX model (it holds no graph); name an .onnx file")
     return model

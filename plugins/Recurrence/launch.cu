@@ -326,6 +326,25 @@ struct Output
     int64_t step, direction, row;
 };
 
+// What the kernels of every variant are told alike.
+template <typename T, typename Args>
+void describe(Args& args, Problem const& p, Output const& output)
+{
+    args.lengths = p.lengths;
+    args.y = static_cast<T*>(output.data);
+    args.y_step = output.step;
+    args.y_direction = output.direction;
+    args.y_row = output.row;
+    args.state_direction = p.state_direction;
+    args.state_row = p.state_row;
+    args.steps = p.steps;
+    args.batch = p.batch;
+    args.hidden = p.hidden;
+    args.reversed = p.reversed;
+    args.limit = limit_of(p);
+    args.fault = p.fault;
+}
+
 struct Input
 {
     void const* data;
@@ -393,19 +412,7 @@ cudaError_t launch_persistent(Problem const& p, Choice const& choice, int first,
     args.sums = reinterpret_cast<float const*>(workspace + places.sums);
     args.handed = reinterpret_cast<uint64_t*>(workspace + places.flags);
     args.products = reinterpret_cast<uint64_t*>(workspace + places.products);
-    args.lengths = p.lengths;
-    args.y = static_cast<T*>(output.data);
-    args.y_step = output.step;
-    args.y_direction = output.direction;
-    args.y_row = output.row;
-    args.state_direction = p.state_direction;
-    args.state_row = p.state_row;
-    args.steps = p.steps;
-    args.batch = p.batch;
-    args.hidden = p.hidden;
-    args.reversed = p.reversed;
-    args.limit = limit_of(p);
-    args.fault = p.fault;
+    describe<T>(args, p, output);
 
     cudaLaunchAttribute attributes[3];
     unsigned attribute_count = 0;
@@ -520,20 +527,8 @@ cudaError_t launch_steps(Problem const& p, Choice const& choice, int index, Outp
     args.reset = reinterpret_cast<float*>(workspace + places.reset);
     args.update = reinterpret_cast<float*>(workspace + places.update);
     args.barrier = reinterpret_cast<unsigned*>(workspace + places.barrier);
-    args.lengths = p.lengths;
-    args.y = static_cast<T*>(output.data);
-    args.y_step = output.step;
-    args.y_direction = output.direction;
-    args.y_row = output.row;
-    args.state_direction = p.state_direction;
-    args.state_row = p.state_row;
-    args.steps = p.steps;
-    args.batch = p.batch;
-    args.hidden = p.hidden;
+    describe<T>(args, p, output);
     args.directions = p.directions;
-    args.reversed = p.reversed;
-    args.limit = limit_of(p);
-    args.fault = p.fault;
     if constexpr (sizeof(T) == 2 && kCell != Cell::kGruResetFirst)
     {
         if (choice.variant == kRecurrenceResident)

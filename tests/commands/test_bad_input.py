@@ -275,6 +275,67 @@ def test_keeping_float32_needs_a_conversion(refuses, model: Path):
     refuses("optimize", "model.onnx", "--keep-fp32", "norm", status=2, words=("--keep-fp32 norm", "--precision"))
 
 
+def test_a_fusion_is_not_both_wanted_and_left_out(refuses, model: Path):
+    refuses("optimize", "model.onnx", "--only", "gelu", "--skip", "gelu", status=2, words=("--only gelu", "--skip gelu", "leave one"))
+
+
+@pytest.mark.parametrize("idle", [("--memory", "64"), ("--no-truth",)], ids=lambda idle: idle[0])
+def test_what_only_layers_reads_is_refused_without_it(refuses, model: Path, idle: tuple[str, ...]):
+    refuses("compare", "model.onnx", "model.onnx", *idle, status=2, words=(idle[0], "--layers"))
+
+
+@pytest.mark.parametrize("command", [("compare", "model.onnx"), ("bisect",)], ids=lambda command: command[0])
+@pytest.mark.parametrize("option", ["--rtol", "--atol"])
+@pytest.mark.parametrize("limit", ["inf", "nan", "-1"])
+def test_a_tolerance_is_a_finite_number(refuses, model: Path, command: tuple[str, ...], option: str, limit: str):
+    refuses(*command, "model.onnx", option, limit, status=2, words=(option,))
+
+
+def test_a_link_to_the_reference_is_said_to_be_the_same_file(run_cli, refuses, model: Path, tmp_path: Path):
+    (tmp_path / "link.onnx").symlink_to("model.onnx")
+    done = run_cli("compare", "model.onnx", "link.onnx")
+    assert done.returncode == 0, done.stderr
+    assert "the same file as the reference" in " ".join(done.stdout.split())
+    refuses("compare", "model.onnx", "model.onnx", "link.onnx", status=2, words=("named twice",))
+
+
+def test_a_report_of_compare_needs_the_folder_that_it_goes_into(refuses, run_cli, model: Path, tmp_path: Path):
+    refuses("compare", "model.onnx", "model.onnx", "--report", "no/deep/er", status=2, words=("--report no/deep/er", "there is no folder"))
+    (tmp_path / "file").touch()
+    refuses("compare", "model.onnx", "model.onnx", "--report", "file", status=2, words=("--report file", "it is a file"))
+    refuses("compare", "model.onnx", "model.onnx", "--report", "new", "--dims", "nobody=2", status=2)  # nothing is made for nothing
+    assert run_cli("compare", "model.onnx", "model.onnx", "--report", "new").returncode == 0
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["report.html", "report.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "help_of"),
+    [
+        (("compare", "--rtol"), "onnxfuse compare"),
+        (("export", "triton", "--name"), "onnxfuse export triton"),
+        (("report", "diff", "--nonsense"), "onnxfuse report diff"),
+    ],
+)
+def test_wrong_usage_names_the_help_of_its_command(refuses, command: tuple[str, ...], help_of: str):
+    refuses(*command, status=2, words=(f"see `{help_of} --help`",))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "optimize gone", "explain gone", "compare gone", "bisect gone", "build-engine gone", "inspect gone", "report gone",
+        "export triton gone models", "optimize model.onnx --plan gone", "optimize model.onnx --data gone.npz",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_there_is_said_in_the_same_words(refuses, model: Path, command: str):
+    refuses(*command.split(), status=2, words=("gone", ": no such file; "))
+
+
+def test_a_file_of_another_kind_is_no_engine(refuses, model: Path, tmp_path: Path):
+    (tmp_path / "letter.json").write_text("{}")
+    refuses("inspect", "letter.json", status=2, words=("letter.json: no engine", "an ONNX model, or the folder of a kit"))
+
+
 def test_output_over_the_input_is_whole_or_untouched(run_cli, model: Path):
     """Writing over the model that is read either succeeds or leaves it as it was."""
     before = model.read_bytes()

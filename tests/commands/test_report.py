@@ -77,7 +77,7 @@ def test_a_difference_is_shown_and_written(run_cli: Callable[..., Any], written:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.json"], "none.json: no such file or directory; name a file that"),
+        (["none.json"], "none.json: no such file; name a file that"),
         (["{report}", "-o", "page.pdf"], "-o page.pdf: the suffix says what is written; name a .html or .json file"),
         (["{report}", "-o", "{report}"], "is one of the reports that are read; name another file"),
         (["{report}", "-o", "nowhere/page.html"], "nowhere"),

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from onnxfuse import plugins
 from onnxfuse.errors import OnnxfuseError
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels = _load(Path(__file__).parents[1] / "plugins" / "kernels.py")
+from tests.plugins import kernels
 
 WIDTHS = (1, 7, 32, 384, 768, 1000, 1024, 1025, 4096, 8192, 16383, 16384)
 ROWS = (0, 1, 3, 128, 4096)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +10,8 @@ import pytest
 from benchmarks import recurrence_cases
 from onnxfuse import plugins
 from onnxfuse.errors import OnnxfuseError
+from tests.plugins import kernels, recurrences
 
-
-def _load(name: str) -> Any:
-    path = Path(__file__).parents[1] / "plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels, recurrences = _load("kernels"), _load("recurrences")
 Case = recurrences.Case
 LSTM, GRU, RESET_FIRST = recurrences.LSTM, recurrences.GRU, recurrences.GRU_RESET_FIRST
 EVERY = {"states": True, "lengths": True, "clip": 0.7, "batch_first": True, "directions": 2, "reversed": 2, "layers": 2}

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from onnxfuse import plugins
+from tests.plugins import kernels
 
 HERE = Path(__file__).parent
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels = _load(HERE / "kernels.py")
 pytestmark = pytest.mark.nvcc
 
 # Scalars and vectors, one warp and many, widths that fill no vector or no warp, the widest.

@@ -6,9 +6,7 @@ tests/gpu/test_recurrence.py checks the same on a GPU, and larger sizes.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxfuse import plugins
+from tests.plugins import kernels, recurrences
 
 HERE = Path(__file__).parent
 
 
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels, recurrences = _load("kernels"), _load("recurrences")
 Case = recurrences.Case
 LSTM, GRU, RESET_FIRST = recurrences.LSTM, recurrences.GRU, recurrences.GRU_RESET_FIRST
 CELLS = pytest.mark.parametrize("cell", [LSTM, GRU], ids=["lstm", "gru"])

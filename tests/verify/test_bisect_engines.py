@@ -63,6 +63,21 @@ def process(runtime: Runtime, faulty: Callable[[str], bool] = lambda name: False
     return run
 
 
+def in_turn(even: Process, odd: Process) -> Process:
+    """Runs 0, 2, 4, 6 and 8 are those of one process, the others those of another."""
+
+    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
+        folder = folder_of(arguments)
+        even(arguments, timeout, watch)
+        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
+        done = odd(arguments, timeout, watch)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+        return done
+
+    return run
+
+
 def test_runs_of_one_engine_are_made_together(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fused = plants.fused(plants.encoder(1), tmp_path)
     calls: list[object] = []
@@ -169,17 +184,8 @@ def test_an_intermittent_plugin_is_told_with_how_often(tmp_path: Path, runtime: 
     def damage(model: onnx.ModelProto, name: str, epsilon: float) -> None:
         plants.node(model, name).input[1] = plants.node(model, name).input[1].replace("l0", "l1")
 
-    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
-        folder = folder_of(arguments)
-        right(arguments, timeout, watch)
-        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
-        done = wrong(arguments, timeout, watch)
-        for name, content in kept.items():
-            (folder / name).write_bytes(content)
-        return done
-
     monkeypatch.setattr(plants, "wrong_epsilon", damage)
-    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(child, "run", in_turn(right, wrong))
     monkeypatch.setattr(command, "_require_gpu", lambda: None)
     report = command.of_sites(dataclasses.replace(wanted(source, tmp_path), repeats=4), lambda text: None)
     assert [site["name"] for cause in report["causes"] for site in cause["sites"]] == [guilty]
@@ -268,16 +274,7 @@ def test_most_of_few_plugins_are_faulty(tmp_path: Path, runtime: Runtime, monkey
     always = process(runtime, lambda name: name == "skip_layernorm")
     at_times = process(runtime, lambda name: name in ("skip_layernorm", "skip_layernorm_1"))
 
-    def run(arguments: Sequence[str], timeout: float, watch: object = None) -> tuple[int, str]:
-        folder = folder_of(arguments)
-        always(arguments, timeout, watch)
-        kept = {path.name: path.read_bytes() for path in folder.glob("outputs.[02468].*")}
-        done = at_times(arguments, timeout, watch)
-        for name, content in kept.items():
-            (folder / name).write_bytes(content)
-        return done
-
-    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(child, "run", in_turn(always, at_times))
     monkeypatch.setattr(command, "_require_gpu", lambda: None)
     report = command.of_sites(dataclasses.replace(wanted(tmp_path / "model.onnx", tmp_path), feeds=None, repeats=8), lambda text: None)
     assert report["sites"] == 4

@@ -72,8 +72,9 @@ def test_limits_follow_the_lowest_precision(save: Save) -> None:
     assert (tolerance("fp16", atol=0.1).atol, tolerance("fp16", atol=0.1).cosine) == (0.1, 0.9999)
     with pytest.raises(BadInput, match="no tolerance for precision 'fp7'"):
         tolerance("fp7")
-    with pytest.raises(BadInput, match="cannot be negative"):
-        tolerance("fp32", rtol=-1)
+    for limit in (-1, float("inf"), float("nan")):
+        with pytest.raises(BadInput, match=r"--rtol .*: a tolerance is finite and not negative"):
+            tolerance("fp32", rtol=limit)
 
 
 def test_a_quantizing_model_says_so(save: Save) -> None:
