@@ -112,6 +112,12 @@ void wait_for_block()
     wait(current->block->all);
 }
 
+void wait_for_group()
+{
+    current->block->first.size = 128;
+    wait(current->block->first);
+}
+
 void wait_for_warp()
 {
     wait(*current->warp);
@@ -120,17 +126,6 @@ void wait_for_warp()
 void wait_for_cluster()
 {
     wait(*current->block->cluster);
-}
-
-void wait_for_group()
-{
-    current->block->first.size = 128;
-    wait(current->block->first);
-}
-
-int cluster_size()
-{
-    return blocks_of_cluster;
 }
 
 int lane()
@@ -159,7 +154,12 @@ Gift const* gather(Gift const& mine)
 unsigned char* dynamic_shared()
 {
     auto const start = reinterpret_cast<uintptr_t>(current->block->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128);
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024);
+}
+
+int cluster_size()
+{
+    return blocks_of_cluster;
 }
 
 unsigned char* remote_shared(unsigned char* here, int rank)
@@ -168,7 +168,7 @@ unsigned char* remote_shared(unsigned char* here, int rank)
     Block* const first = mine - (mine - blocks.data()) % blocks_of_cluster;
     Block* const other = first + rank;
     auto const start = reinterpret_cast<uintptr_t>(other->shared.data());
-    return reinterpret_cast<unsigned char*>((start + 127) / 128 * 128) + (here - dynamic_shared());
+    return reinterpret_cast<unsigned char*>((start + 1023) / 1024 * 1024) + (here - dynamic_shared());
 }
 
 bool in_own_shared(unsigned char const* p)
@@ -308,7 +308,7 @@ void run(Launch const& launch, std::function<void()> const& thread)
             {
                 blocks.emplace_back();
                 blocks.back().index = dim3(x, y, z);
-                blocks.back().shared.assign(launch.shared_bytes + 127, 0xff); // nobody may count on zeros
+                blocks.back().shared.assign(launch.shared_bytes + 1023, 0xff); // nobody may count on zeros
                 if (!together)
                 {
                     run_blocks();

@@ -15,6 +15,7 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __noinline__
 #define ONNXFUSE_EMULATED
 
 #include <cuda_runtime_api.h>
@@ -42,8 +43,8 @@ void yield();
 void wait_for_block();
 void wait_for_warp();
 void wait_for_cluster();
-void wait_for_group(); // the first 128 threads of the block
 int cluster_size();
+void wait_for_group(); // the first 128 threads of the block
 int lane();
 float exchange(float value, int lane_mask);
 
