@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import attention_cases
 from onnxfuse import plugins
 from onnxfuse.errors import OnnxfuseError
+from tests.plugins import attentions, kernels
 
-
-def _load(name: str) -> Any:
-    path = Path(__file__).parents[1] / "plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels, attentions = _load("kernels"), _load("attentions")
 Case = attentions.Case
 ROWS = pytest.mark.parametrize("rows", [16, 32, 64])
 WARPS = pytest.mark.parametrize("warps", [4, 8])
@@ -91,3 +78,17 @@ def test_causal_groups_and_long_sequences(dtype: str, launcher: Any, memory: Any
 def test_keys_shared_out_to_blocks(splits: int, dtype: str, launcher: Any, memory: Any) -> None:
     check(launcher, memory, dtype=dtype, queries=1, keys=8192, heads=8, head=128, splits=splits, early=1)
     check(launcher, memory, dtype=dtype, queries=40, keys=6000, heads=2, rows=64, splits=splits, added=((1, 1, 1, 6000),))
+
+
+@HALVES
+def test_cases_of_the_benchmark(dtype: str, launcher: Any) -> None:
+    torch = pytest.importorskip("torch")
+    for case in attention_cases.attentions(launcher.library, dtype, False):
+        read, written = (
+            [torch.randn(count, device="cuda").to(getattr(torch, dtype)) for count in counts] for counts in (case.reads, case.writes)
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        assert case.launch([tensor.data_ptr() for tensor in read], [tensor.data_ptr() for tensor in written], stream) == kernels.SUCCESS
+        (want,) = case.reference([tensor.float() for tensor in read])
+        error = (written[0].float() - want.reshape(-1)).abs().max().item()
+        assert error < (4e-3 if dtype == "float16" else 3e-2), f"{case.kernel}: {error}"

@@ -13,45 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.attention_cases import Mask, Problem, Strided
+
 Array = npt.NDArray[Any]
 NOT_SUPPORTED = 801
 MASKING = -64.0  # kMasking of plugins/FusedAttention/kernel.cuh
-
-
-class Strided(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch_stride", "row_stride", "head_stride"))]
-
-
-class Mask(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("batches", ctypes.c_int32),
-        ("key_stride", ctypes.c_int32),
-        *((name, ctypes.c_int64) for name in ("batch_stride", "head_stride", "row_stride")),
-    ]
-
-
-class Problem(ctypes.Structure):
-    """OnnxfuseAttention of plugins/FusedAttention/launch.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("dtype", "batch", "heads", "kv_heads", "queries", "keys", "head", "width")),
-        ("scale", ctypes.c_float),
-        *((name, Strided) for name in ("q", "k", "v", "output")),
-        ("added", Mask * 2),
-        ("keep", Mask),
-        ("hides", ctypes.c_int32),
-        ("fill", ctypes.c_float),
-        ("safe", ctypes.c_int32),
-        *((name, ctypes.c_int32) for name in ("causal", "offset", "rows", "warps", "splits", "early")),
-    ]
 
 
 class Launcher:
     """The launcher of a library, by ctypes."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        self.library = library = ctypes.CDLL(str(path))
         self._workspace = library.onnxfuse_attention_workspace
         self._workspace.restype = ctypes.c_size_t
         self._supported = library.onnxfuse_attention_supported

@@ -6,31 +6,15 @@ tests/gpu/test_attention.py checks the same on a GPU, and larger sizes.
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxfuse import plugins
+from tests.plugins import attentions, kernels
 
-HERE = Path(__file__).parent
-
-
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-kernels, attentions = _load("kernels"), _load("attentions")
 Case = attentions.Case
 ROWS = pytest.mark.parametrize("rows", [16, 32, 64])
 WARPS = pytest.mark.parametrize("warps", [4, 8])
@@ -39,16 +23,8 @@ LOWEST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "bfloat16": -3
 
 
 @pytest.fixture(scope="module")
-def launcher(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The launcher with its kernels emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
-    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
-    units = [HERE / "emulator.cpp", *sorted((plugins.sources() / "FusedAttention").glob("*.cu"))]
-    for unit in units:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", work / f"{unit.stem}.o"], check=True)
-    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *(work / f"{unit.stem}.o" for unit in units)], check=True)
-    return attentions.Launcher(work / "emulated.so")
+def launcher(emulated: Callable[[str], Path]) -> Any:
+    return attentions.Launcher(emulated("FusedAttention"))
 
 
 @pytest.fixture(autouse=True)

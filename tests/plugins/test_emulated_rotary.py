@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxfuse import plugins
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("kernels", HERE / "kernels.py")
-assert _spec is not None
-assert _spec.loader is not None
-kernels = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = kernels
-_spec.loader.exec_module(kernels)
+from tests.plugins import kernels
 
 
 class Placed(ctypes.Structure):
@@ -55,14 +44,8 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def launch(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Problem], int]:
-    """The launcher with its kernel emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
-    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
-    units = [HERE / "emulator.cpp", plugins.sources() / "FusedRotary" / "kernel.cu"]
-    subprocess.run(["g++", *flags, "-shared", "-x", "c++", *units, "-o", work / "emulated.so"], check=True)
-    function = ctypes.CDLL(str(work / "emulated.so")).onnxfuse_launch_rotary
+def launch(emulated: Callable[[str], Path]) -> Callable[[Problem], int]:
+    function = ctypes.CDLL(str(emulated("FusedRotary"))).onnxfuse_launch_rotary
     return lambda problem: int(function(ctypes.byref(problem), None))
 
 
