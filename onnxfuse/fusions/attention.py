@@ -25,7 +25,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions import _bodies, _heads, _norms
-from onnxfuse.fusions._heads import HEADS_FIRST, ROWS_FIRST, Heads, Perm
+from onnxfuse.fusions._heads import FLAT_ROWS_FIRST, HEADS_FIRST, ROWS_FIRST, Heads, Perm
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
 from onnxfuse.fusions.pattern import DOMAIN, Pattern, const, either, maybe, op, tensor
 from onnxfuse.graph import attention, query
@@ -40,24 +40,30 @@ MASKING = -64.0
 NEVER = -3e4  # what is so low has no weight beside a score of the same row
 
 
-def _weights() -> Pattern:
+def _weights(lifted: bool = False) -> Pattern:
+    """lifted: products of three axes, [batch * heads, rows, ...], whose scores have four as long as masks are added."""
     product = op("MatMul", tensor("q"), tensor("k_turned"), out="product")
     scores = maybe("Cast", either(op("Mul", product, const("factor")), op("Div", product, const("divisor")), product))
+    scores = op("Reshape", scores, tensor("by_head"), out="lifted") if lifted else scores
     once = op("Add", scores, tensor("added"))
     twice = op("Add", once, tensor("more"))
-    windows = op("Reshape", op("Add", op("Reshape", once, tensor("by_window")), const("window_mask")), tensor("together"), out="windows")
-    summed = either(windows, twice, once, scores)
+    windows = op(
+        "Reshape", op("Add", op("Reshape", once, tensor("by_window"), out="windowed"), const("window_mask")), tensor("whole"), out="windows"
+    )
+    summed = either(twice, once, scores) if lifted else either(windows, twice, once, scores)
     chosen = either(
         op("Where", tensor("hide"), const("fill"), summed),
         op("Where", tensor("keep"), summed, const("fill")),
         summed,
     )
+    chosen = op("Reshape", chosen, tensor("by_product"), out="lowered") if lifted else chosen
     weights = op("Softmax", maybe("Cast", chosen), out="weights")
     safe = op("Where", op("IsNaN", weights, out="dead"), const("zero", 0.0), weights)
     return maybe("Cast", either(safe, weights))
 
 
-_SPELLED = op("MatMul", _weights(), tensor("v"), out="context")
+_SPELLED = op("MatMul", either(_weights(), _weights(lifted=True)), tensor("v"), out="context")
+_APART = op("Reshape", _SPELLED, tensor("by_batch"), out="apart")
 _NATIVE = op("Attention", tensor("q"), tensor("k"), tensor("v"), out="native", rest=True)
 
 
@@ -75,6 +81,9 @@ class _Site:
     fill: float = 0.0
     causal: bool = False
     safe: bool = False
+    y_perm: Perm = HEADS_FIRST
+    result: tuple[int, ...] = ()
+    """Where the result has three axes: what the Reshape that makes them is told."""
 
     @property
     def group(self) -> int:
@@ -85,14 +94,12 @@ class Attention(Fusion):
     name = "attention"
     kind = "fused"
     anchor = "Softmax"
-    patterns = (op("Transpose", _SPELLED, out="turned"), _SPELLED, _NATIVE)
+    patterns = (op("Transpose", either(_SPELLED, _APART), out="turned"), _APART, _SPELLED, _NATIVE)
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         if model.opset < OLDEST:
             return Refusal(f"the function needs operator set {OLDEST}; this model's is", model.opset)
-        if "turned" in match.tensors and tuple(match.root.attrs.get("perm") or ()) != ROWS_FIRST:
-            return Refusal("the result's axes are turned otherwise (perm)", match.root.attrs.get("perm"))
-        site = _native(match) if "native" in match.tensors else _spelled(match)
+        site = _read(match)
         return site if isinstance(site, Refusal) else _refuse(match, site)
 
     def variant(self, match: Match) -> str | None:
@@ -104,13 +111,12 @@ class Attention(Fusion):
         form = _form(site)
         q, k, v = site.q, site.k, site.v
         heads, own, size, width = q.known(1), k.known(1), q.known(3), v.known(3)
-        inputs = [_heads.packed(q, k, v)] if form.packed else [q.value, k.value, v.value]
+        inputs = [_heads.packed(q, k, v)] if form.packed else [_four_axes(part, new) for part in (q, k, v)]
         inputs += site.added
         if site.windows is not None:
             inputs.append(new.reshaped(site.windows, tuple(int(extent) for extent in (query.shape(site.windows) or [])[1:] if extent)))
         if site.keep is not None:
             inputs.append(site.keep)
-        y_perm = ROWS_FIRST if "turned" in match.tensors else HEADS_FIRST
         attrs = {
             "scale": site.scale,
             "fill": site.fill,
@@ -118,7 +124,7 @@ class Attention(Fusion):
             "safe": int(site.safe),
             "heads": heads,
             "kv_heads": own,
-            "y_perm": list(y_perm),
+            "y_perm": list(site.y_perm),
             "dtype": _norms.element_type(q.value),
         }
         if form.packed:
@@ -128,25 +134,51 @@ class Attention(Fusion):
             attrs |= {f"{name}_perm": list(part.perm) for name, part in zip("qkv", (q, k, v), strict=True)}
         if form.grouped:
             attrs |= {"repeats": [1, 1, site.group, 1, 1], "k_heads": [0, heads, -1, size], "v_heads": [0, heads, -1, width]}
-        return new.node(form.op_type, inputs, [_settled(match, site, y_perm)], attrs, stem=self.name, domain=DOMAIN)
+        output = _settled(match, site)
+        if not site.result:
+            return new.node(form.op_type, inputs, [output], attrs, stem=self.name, domain=DOMAIN)
+        made = new.variable(f"{output.name}_by_head", output.dtype, _shape(site))
+        node = new.node(form.op_type, inputs, [made], attrs, stem=self.name, domain=DOMAIN)
+        new.node("Reshape", [made, _target(site.result, new)], [output], stem=self.name)
+        return node
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         return tuple(_function(opset, form) for form in attention.FORMS) if opset >= OLDEST else ()
 
 
 def _site_of(match: Match) -> _Site:
-    site = _native(match) if "native" in match.tensors else _spelled(match)
+    site = _read(match)
     assert isinstance(site, _Site)
     return site
+
+
+def _read(match: Match) -> _Site | Refusal:
+    return _native(match) if "native" in match.tensors else _spelled(match)
+
+
+def _four_axes(part: Heads, new: Builder) -> gs.Tensor:
+    """What the plugin reads: a tensor of three axes with a fourth."""
+    if part.view is None:
+        return part.value
+    made = new.variable(f"{part.value.name}_by_head", part.value.dtype, part.view.extents)
+    new.node("Reshape", [part.value, _target(part.view.target, new)], [made], stem="attention")
+    return made
+
+
+def _target(extents: tuple[int, ...], new: Builder) -> gs.Constant:
+    return new.computed(extents, "extents", lambda: np.array(extents, np.int64))
 
 
 def _spelled(match: Match) -> _Site | Refusal:
     softmax = match.node("weights")
     rank = query.rank(softmax.inputs[0])
-    if rank != 4:
-        return Refusal("the scores are not known to have four axes", rank)
-    if softmax.attrs.get("axis", -1) not in (-1, 3):
+    if rank not in (3, 4):
+        return Refusal("the scores are not known to have three or four axes", rank)
+    if softmax.attrs.get("axis", -1) not in (-1, rank - 1):
         return Refusal("the softmax is over other axes than the keys (axis)", softmax.attrs.get("axis"))
+    place = _place(match, rank)
+    if isinstance(place, Refusal):
+        return place
     scale = 1.0
     for name in ("factor", "divisor"):
         if name in match.tensors:
@@ -154,10 +186,15 @@ def _spelled(match: Match) -> _Site | Refusal:
             if not number or not np.isfinite(number):
                 return Refusal(f"the scale '{match[name].name}' is not one number", number)
             scale = number if name == "factor" else 1.0 / number
-    parts = _heads.find(match["q"]), _heads.find(match["k_turned"], transposed=True), _heads.find(match["v"])
+    parts = place.find(match["q"], False), place.find(match["k_turned"], True), place.find(match["v"], False)
     q, k, v = parts
     if q is None or k is None or v is None:
         return Refusal("the axes of the keys lie otherwise than batch, heads, rows", match["k_turned"].name)
+    if rank == 3 and not all(_heads.same(part.extent(0), q.extent(0)) and _many(part) == _many(q) for part in (k, v)):
+        return Refusal("queries, keys and values are not known to have the same batch and heads", q.extent(0))
+    apart = match.get("apart")
+    if apart is not None and (query.shape(apart) or [None, None])[1] != q.number(1):
+        return Refusal(f"the heads of '{apart.name}' are not those of the queries", query.shape(apart))
     fill = query.scalar(match["fill"]) if "fill" in match.tensors else 0.0
     if fill is None:
         return Refusal(f"what replaces scores, '{match['fill'].name}', is not one number", query.shape(match["fill"]))
@@ -179,7 +216,54 @@ def _spelled(match: Match) -> _Site | Refusal:
         fill,
         causal and match.get("window_mask") is None,
         "dead" in match.tensors,
+        ROWS_FIRST if "turned" in match.tensors else HEADS_FIRST,
+        _result(place, q, v, "turned" in match.tensors),
     )
+
+
+def _many(part: Heads) -> int:
+    return (part.number(1) or 0) * part.repeats
+
+
+def _result(place: _Place, q: Heads, v: Heads, turned: bool) -> tuple[int, ...]:
+    if not place.together or q.number(1) is None or v.number(3) is None:
+        return ()
+    return (-1, q.known(1), v.known(3)) if turned else (q.known(1), -1, v.known(3))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How the four axes are found. together: the products have three, and all heads of all batch entries count as those of one."""
+
+    find: Callable[[gs.Tensor, bool], Heads | None]
+    together: bool = False
+
+
+def _place(match: Match, rank: int) -> _Place | Refusal:
+    apart, turned = "apart" in match.tensors, "turned" in match.tensors
+    perm = tuple(match.root.attrs.get("perm") or ())
+    if turned and perm != (ROWS_FIRST if rank == 4 or apart else FLAT_ROWS_FIRST):
+        return Refusal("the result's axes are turned otherwise (perm)", list(perm))
+    if "windows" in match.tensors and rank == 3:
+        return Refusal("windows of scores of three axes", match["windows"].name)
+    if rank == 4:
+        return Refusal("is reshaped", match["apart"].name) if apart or "lifted" in match.tensors else _Place(_heads.find)
+    pairs = [(match[four], match[three]) for four, three in (("apart", "context"), ("lifted", "product")) if four in match.tensors]
+    if "lowered" in match.tensors:
+        pairs.append((match.node("lowered").inputs[0], match["lowered"]))
+    for four, three in pairs:
+        if not _heads.joins(four, three):
+            return Refusal(f"the rows of '{four.name}' are not known to be those of '{three.name}'", query.shape(four))
+    masks = [match[name] for name in ("added", "more", "hide", "keep") if name in match.tensors]
+    for mask in masks if apart and "lifted" not in match.tensors else ():
+        dims = query.shape(mask)
+        if dims is None or (len(dims) > 2 and dims[-3] != 1):
+            return Refusal(f"the mask '{mask.name}' is of batch and heads together", dims)
+    if apart:
+        return _Place(_heads.find_apart)
+    if "lifted" in match.tensors:
+        return Refusal("the masks are of batch and heads apart, the result is of both together", match["lifted"].name)
+    return _Place(_heads.find_together, together=True)
 
 
 def _hides_later(value: gs.Tensor, split: Callable[[Array], tuple[Array, Array]]) -> bool:
@@ -207,9 +291,13 @@ def _native(match: Match) -> _Site | Refusal:
         return Refusal("gives more than the result", len(node.outputs))
     if attrs.get("softcap", 0.0):
         return Refusal("bounds the scores (softcap)", attrs["softcap"])
-    if any(query.rank(value) != 4 for value in given[:3] if value is not None):
-        return Refusal("q, k and v are not known to have four axes", query.rank(node.inputs[0]))
-    q, k, v = (_heads.find(value) for value in node.inputs[:3])
+    rank = query.rank(node.inputs[0])
+    if rank not in (3, 4) or any(query.rank(value) != rank for value in node.inputs[1:3]):
+        return Refusal("q, k and v are not known to have three or four axes", rank)
+    many = int(attrs.get("q_num_heads", 0)), int(attrs.get("kv_num_heads", 0)), int(attrs.get("kv_num_heads", 0))
+    q, k, v = (
+        _heads.find(value) if rank == 4 else _heads.side_by_side(value, heads) for value, heads in zip(node.inputs[:3], many, strict=True)
+    )
     if q is None or k is None or v is None or v.scale != 1.0:
         return Refusal("the axes of the keys lie otherwise than batch, heads, rows", node.inputs[1].name)
     size, heads, own = q.number(3), q.number(1), k.number(1)
@@ -221,7 +309,8 @@ def _native(match: Match) -> _Site | Refusal:
     mask = given[3]
     choice = mask is not None and query.dtype(mask) == np.dtype(bool)
     added = () if mask is None or choice else (mask,)
-    return _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, bool(attrs.get("is_causal", 0)))
+    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, bool(attrs.get("is_causal", 0)))
+    return site if rank == 4 else replace(site, y_perm=ROWS_FIRST, result=(0, 0, heads * (v.number(3) or 0)))
 
 
 def _refuse(match: Match, site: _Site) -> Refusal | None:
@@ -238,9 +327,9 @@ def _refuse(match: Match, site: _Site) -> Refusal | None:
             return Refusal(f"'{node.outputs[0].name}' is cast to", onnx.TensorProto.DataType.Name(node.attrs["to"]).lower())
     if _norms.element_type(match.output) not in (0, kind):
         return Refusal(f"'{match.output.name}' is of another type than '{q.value.name}'")
-    if not np.isfinite(site.scale):
+    if not abs(site.scale) <= np.finfo(np.float32).max:
         return Refusal("the values are scaled on their own", v.value.name)
-    return _refuse_heads(q, k, v) or _refuse_batches(q, k, v) or _refuse_masks(site)
+    return _refuse_heads(q, k, v) or _refuse_batches(q, k, v) or _refuse_windows(match, site) or _refuse_masks(site)
 
 
 def _refuse_heads(q: Heads, k: Heads, v: Heads) -> Refusal | None:
@@ -265,21 +354,30 @@ def _refuse_batches(q: Heads, k: Heads, v: Heads) -> Refusal | None:
     batch = q.extent(0)
     for part in (k, v):
         other = part.extent(0)
-        if other != batch and 1 in (other, batch):
+        if other != batch and (1 in (other, batch) or (isinstance(other, int) and isinstance(batch, int))):
             return Refusal("one of queries, keys and values is a broadcast over the batch", f"{batch} and {other}")
     return None
 
 
+def _refuse_windows(match: Match, site: _Site) -> Refusal | None:
+    """The scores [batch, heads, rows, rows] as [batch / windows, windows, heads, rows, rows], and back."""
+    if site.windows is None:
+        return None
+    scores = [site.q.extent(0), site.q.extent(1), site.q.extent(2), site.k.extent(2)]
+    dims, batch = query.shape(site.windows) or [], scores[0]
+    if len(dims) != 5 or dims[0] != 1 or dims[2] not in (1, scores[1]) or dims[3:] != scores[2:]:
+        return Refusal(f"the mask of the windows '{site.windows.name}' does not fit the scores", dims)
+    windows = dims[1]
+    if not isinstance(batch, int) or not isinstance(windows, int) or batch % windows:
+        return Refusal("the number of windows is unknown or no part of the batch", f"{windows} and {batch}")
+    apart, whole = query.shape(match["windowed"]), query.shape(match["windows"])
+    if apart != [batch // windows, windows, *scores[1:]] or whole != scores:
+        return Refusal("the scores are split into windows otherwise than along the batch", f"{apart} and {whole}")
+    return None
+
+
 def _refuse_masks(site: _Site) -> Refusal | None:
-    q = site.q
-    known = [q.extent(axis) for axis in (0, 1, 2)] + [site.k.extent(2)]
-    if site.windows is not None:
-        dims = query.shape(site.windows) or []
-        rows = [known[2], known[3]]
-        if len(dims) != 5 or dims[0] != 1 or dims[2] not in (1, known[1]) or dims[3:] != rows:
-            return Refusal(f"the mask of the windows '{site.windows.name}' does not fit the scores", dims)
-        if not isinstance(known[0], int) or not isinstance(dims[1], int) or known[0] % dims[1]:
-            return Refusal("the number of windows is unknown or no part of the batch", f"{dims[1]} and {known[0]}")
+    known = [site.q.extent(axis) for axis in (0, 1, 2)] + [site.k.extent(2)]
     for value in (*site.added, *([] if site.keep is None else [site.keep])):
         mask = query.shape(value)
         if mask is None or len(mask) > 4:
@@ -297,15 +395,20 @@ def _form(site: _Site) -> Form:
     return Form(packed, added, site.keep is not None, site.causal, site.group > 1)
 
 
-def _settled(match: Match, site: _Site, y_perm: Perm) -> gs.Tensor:
+def _settled(match: Match, site: _Site) -> gs.Tensor:
     """The result, with a type and a shape where inference found none."""
     output = match.output
     if output.dtype is None:
         output.dtype = site.q.value.dtype
-    if output.shape is None:
-        shape = [site.q.extent(0), site.q.number(1), site.q.extent(2), site.v.number(3)]
-        output.shape = [shape[axis] for axis in y_perm]
+    if output.shape is None and not site.result:
+        output.shape = _shape(site)
     return output
+
+
+def _shape(site: _Site) -> list[int | str | None]:
+    """Of what the node gives."""
+    shape = [site.q.extent(0), site.q.number(1), site.q.extent(2), site.v.number(3)]
+    return [shape[axis] for axis in site.y_perm]
 
 
 def _function(opset: int, form: Form) -> onnx.FunctionProto:

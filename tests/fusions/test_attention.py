@@ -398,6 +398,155 @@ def test_the_transposes_stay_for_other_readers() -> None:
     assert helpers.ops(fused).count("Transpose") == 1
 
 
+def bart(w: Written, mask: tuple[int, ...] | None = None, batch: int | str = B, rows: int | str = S) -> None:
+    """As BART and Whisper were written: products of [batch * heads, rows, size], masks added to [batch, heads, rows, keys]."""
+    net = w.net
+    x, memory = (w.given(name, B, n, H * D, symbols=[batch, rows, H * D]) for name, n in (("x", S), ("memory", S)))
+    extents = [net.op("Slice", net.op("Shape", x), w.ints(axis), w.ints(axis + 1)) for axis in (0, 1)]
+
+    def shaped(value: str, *target: int | str) -> str:
+        if isinstance(batch, int):
+            return net.op("Reshape", value, w.ints(*({"B": B, "S": S, "N": B * H}.get(e, e) for e in target)))  # type: ignore[call-overload]
+        many = net.op("Mul", extents[0], w.ints(H))
+        parts = {"B": extents[0], "S": extents[1], "N": many}
+        return net.op("Reshape", value, net.op("Concat", *(parts[e] if isinstance(e, str) else w.ints(e) for e in target), axis=0))
+
+    def heads(value: str) -> str:
+        apart = net.op("Transpose", shaped(value, "B", "S", H, D), perm=[0, 2, 1, 3])
+        return shaped(apart, "N", "S", D)
+
+    q, k, v = heads(net.op("Mul", x, w.const(D**-0.5))), heads(memory), heads(memory)
+    scores = net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1]))
+    if mask:
+        symbols: list[int | str] = [{B: batch, S: rows}.get(extent, extent) for extent in mask]
+        scores = net.op("Add", shaped(scores, "B", H, "S", "S"), w.given("mask", *mask, symbols=symbols))
+        scores = shaped(scores, "N", "S", "S")
+    context = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
+    turned = net.op("Transpose", shaped(context, "B", H, "S", D), perm=[0, 2, 1, 3])
+    w.net.op("Identity", shaped(turned, "B", "S", H * D), out=w.out())
+
+
+@pytest.mark.parametrize("mask", [None, (B, 1, S, S), (S,)])
+def test_bart(mask: tuple[int, ...] | None) -> None:
+    w = Written()
+    bart(w, mask)
+    fused = w.check("added" if mask else None)
+    assert "Transpose" not in helpers.ops(fused)
+
+
+@pytest.mark.parametrize("mask", [None, (B, 1, S, S)])
+def test_bart_of_any_batch_and_length(mask: tuple[int, ...] | None) -> None:
+    w = Written()
+    bart(w, mask, "B", "S")
+    fused = w.check("added" if mask else None)
+    feeds = {name: random(3, 9, H * D, seed=len(name)) for name in ("x", "memory")} | ({"mask": random(3, 1, 9, 9)} if mask else {})
+    helpers.same(helpers.run(fused, feeds), helpers.run(w.model(), feeds))
+
+
+@pytest.mark.parametrize("mask", [None, (B * H, S, K), (1, S, K), (S, K)])
+def test_torch_multi_head_attention(mask: tuple[int, ...] | None) -> None:
+    """Rows first, all heads of all batch entries in one axis; the old exporter writes baddbmm as scaled sums."""
+    w = Written()
+    net = w.net
+    q, k, v = (w.given(name, n, B, H * D) for name, n in (("q", S), ("k", K), ("v", K)))
+    q = net.op("Mul", q, w.const(D**-0.5))
+    q, k, v = (net.op("Transpose", net.op("Reshape", x, w.ints(n, B * H, D)), perm=[1, 0, 2]) for x, n in ((q, S), (k, K), (v, K)))
+    scores = net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1]))
+    if mask:
+        scores = net.op("Add", scores, w.given("mask", *mask))
+    context = net.op("Transpose", net.op("MatMul", net.op("Softmax", scores, axis=-1), v), perm=[1, 0, 2])
+    net.op("Reshape", context, w.ints(S * B, H * D), out=w.out())
+    fused = w.check("added" if mask else None)
+    assert "Transpose" not in helpers.ops(fused)
+
+
+def test_products_of_three_axes_alone() -> None:
+    w = Written()
+    net = w.net
+    q, k, v = w.given("q", 4, S, D), w.given("k", 4, K, D), w.given("v", 4, K, 16)
+    scores = net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1]))
+    net.op("MatMul", net.op("Softmax", scores, axis=2), v, out=w.out())
+    w.check(None)
+
+
+@pytest.mark.parametrize("mask", [None, "float", "bool"])
+@pytest.mark.parametrize("split", [False, True])
+def test_native_operator_of_three_axes(split: bool, mask: str | None) -> None:
+    w = Written(23)
+    sizes = [4 * D, 2 * D, 2 * D]
+    names = ["q", "k", "v"]
+    if split:
+        w.net.op("Split", w.given("x", B, S, sum(sizes)), w.ints(*sizes), out=names, axis=-1)
+    else:
+        names = [w.given(name, B, S, size) for name, size in zip(names, sizes, strict=True)]
+    chosen = random(B, 1, S, S) > -1
+    chosen[..., 0] = True
+    given = [w.given("mask", values=chosen if mask == "bool" else random(S, S))] if mask else []
+    w.net.op("Attention", *names, *given, out=w.out(), q_num_heads=4, kv_num_heads=2)
+    fused, sites, _ = helpers.check(w.model(), w.feeds, ONLY)
+    assert sites == [("attention", ("packed" if split else "") + {None: "", "float": "added", "bool": "kept"}[mask] + "grouped")]
+    assert "Attention" not in helpers.ops(fused)
+
+
+class TestAxesThatOnlyLookRight:
+    """Shapes fit, elements do not lie where attention would read them."""
+
+    def test_a_mask_of_batch_and_heads_together(self) -> None:
+        w = Written()
+        bart(w)
+        softmax = next(node for node in w.net.nodes if node.op_type == "Softmax")
+        softmax.input[0] = w.net.op("Add", softmax.input[0], w.given("mask", B * H, S, S))
+        w.net.nodes.insert(w.net.nodes.index(softmax), w.net.nodes.pop())
+        w.check("added")  # all heads of all batch entries as those of one
+
+    @pytest.mark.parametrize("rows", [S, 1])
+    def test_keys_that_are_regrouped(self, rows: int) -> None:
+        w = Written()
+        q, k, v = (w.given(name, B, H, S, D) for name in "qkv")
+        flat = w.net.op("Reshape", k, w.ints(-1, rows, D))
+        turned = w.net.op("Reshape", w.net.op("Transpose", flat, perm=[0, 2, 1]), w.ints(B, H, D, S))
+        w.net.op("MatMul", w.net.op("Softmax", w.net.op("MatMul", q, turned), axis=-1), v, out=w.out())
+        if rows == S:
+            w.check(None)
+        else:
+            w.refused("the axes of the keys lie otherwise")
+
+    def test_rows_that_are_repeated_beside_the_heads(self) -> None:
+        w = Written()
+        q, k, v = w.given("q", B, 6, S, D), w.given("k", B, 2, S, D), w.given("v", B, 2, S, D)
+        wide = [w.net.op("Tile", w.unsqueezed(x, 2), w.ints(1, 1, 3, 2, 1)) for x in (k, v)]
+        k, v = (w.net.op("Reshape", x, w.ints(B, 6, 2 * S, D)) for x in wide)
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v, out=w.out())
+        w.check(None)  # behind the repetition
+
+    def test_windows_along_the_heads(self) -> None:
+        w = Written()
+        q, k, v = (w.given(name, 4, H, S, D) for name in "qkv")
+        scores = w.net.op("Add", w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2])), w.const(random(1, H, S, S)))
+        apart = w.net.op("Add", w.net.op("Reshape", scores, w.ints(6, 2, 1, S, S)), w.const(random(1, 2, 1, S, S)))
+        whole = w.net.op("Reshape", apart, w.ints(4, H, S, S))
+        w.net.op("MatMul", w.net.op("Softmax", whole, axis=-1), v, out=w.out())
+        w.refused("split into windows otherwise than along the batch")
+
+    def test_parts_whose_rows_become_batch_entries(self) -> None:
+        w = Written()
+        w.net.op("Split", w.given("x", B, 6, 3 * H * D), w.ints(H * D, H * D, H * D), out=["q", "k", "v"], axis=-1)
+        q, k, v = (w.net.op("Transpose", w.net.op("Reshape", x, w.ints(3, 4, H, D)), perm=[0, 2, 1, 3]) for x in "qkv")
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.check(None)  # three tensors, not packed
+
+    def test_heads_of_keys_that_are_batch_entries_of_queries(self) -> None:
+        w = Written()
+        q, k, v = w.given("q", 2, 6, S, D), w.given("k", 4, 3, S, D), w.given("v", 4, 3, S, D)
+        q, k, v = (w.net.op("Reshape", x, w.ints(12, S, D)) for x in (q, k, v))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 2, 1]))
+        context = w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v)
+        w.net.op("Reshape", context, w.ints(2, 6, S, D), out=w.out())
+        w.check(None)  # as heads of one batch entry
+
+
 class TestRefused:
     def written(self, **fields: Any) -> tuple[Written, str]:
         w = Written(**fields)
