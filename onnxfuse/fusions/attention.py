@@ -43,7 +43,7 @@ NEVER = -3e4  # what is so low has no weight beside a score of the same row
 def _weights(lifted: bool = False) -> Pattern:
     """lifted: products of three axes, [batch * heads, rows, ...], whose scores have four as long as masks are added."""
     product = op("MatMul", tensor("q"), tensor("k_turned"), out="product")
-    scores = maybe("Cast", either(op("Mul", product, const("factor")), op("Div", product, const("divisor")), product))
+    scores: Pattern = maybe("Cast", either(op("Mul", product, const("factor")), op("Div", product, const("divisor")), product))
     scores = op("Reshape", scores, tensor("by_head"), out="lifted") if lifted else scores
     once = op("Add", scores, tensor("added"))
     twice = op("Add", once, tensor("more"))
@@ -51,7 +51,7 @@ def _weights(lifted: bool = False) -> Pattern:
         "Reshape", op("Add", op("Reshape", once, tensor("by_window"), out="windowed"), const("window_mask")), tensor("whole"), out="windows"
     )
     summed = either(twice, once, scores) if lifted else either(windows, twice, once, scores)
-    chosen = either(
+    chosen: Pattern = either(
         op("Where", tensor("hide"), const("fill"), summed),
         op("Where", tensor("keep"), summed, const("fill")),
         summed,
