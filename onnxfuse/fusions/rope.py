@@ -126,7 +126,7 @@ def _refuse_parts(match: Match, turned: int) -> Refusal | None:
         apart = [query.shape(match[name]) for name in ("apart0", "apart1")]
         flat = query.shape(match["interleaved"])
         straight = all(dims is not None and len(dims) == 5 and dims[3:] == [half, 1] for dims in apart)
-        if not straight or match.node("pairs").attrs.get("axis") not in (-1, 4) or flat is None or len(flat) != 4 or flat[3] != turned:
+        if not straight or match.node("pairs").attrs.get("axis") not in (-1, 4) or not query.same_shape(match["interleaved"], match["x"]):
             return Refusal("the pairs are joined otherwise than side by side", f"{apart[0]} to {flat}")
     return None
 

@@ -1,15 +1,22 @@
-"""The attention kernels on a GPU against float64, at the sizes that tests/plugins/test_emulated_attention.py cannot reach."""
+"""The attention kernels on a GPU: alone against float64, larger than tests/plugins/test_emulated_attention.py has them; and in engines."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from benchmarks import attention_cases
-from onnxfuse import plugins
+from onnxfuse import pipeline, plugins
+from onnxfuse.engine import build as building
+from onnxfuse.engine.run import Engine
 from onnxfuse.errors import OnnxfuseError
+from tests.fusions import attentions as written
+from tests.fusions import helpers
 from tests.plugins import attentions, kernels
 
 Case = attentions.Case
@@ -92,3 +99,42 @@ def test_cases_of_the_benchmark(dtype: str, launcher: Any) -> None:
         (want,) = case.reference([tensor.float() for tensor in read])
         error = (written[0].float() - want.reshape(-1)).abs().max().item()
         assert error < (4e-3 if dtype == "float16" else 3e-2), f"{case.kernel}: {error}"
+
+
+def padded(w: written.Written) -> None:
+    mask = np.zeros((written.B, 1, 1, written.S), w.dtype)
+    mask[0, ..., 3:] = -10000.0
+    written.bert(w, w.given("mask", values=mask))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("write", [padded, written.vit, written.swin, written.replaced, written.grouped, written.bart])
+def test_engines(write: Callable[[written.Written], None], dtype: Any, tmp_path: Path) -> None:
+    """Masks that are added and replace, three tensors and one, windows, grouped queries, three axes."""
+    w = written.Written(dtype=dtype)
+    write(w)
+    onnx.save(w.model(), tmp_path / "model.onnx")
+    done = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
+    assert [decision.site.fusion for decision in done.decisions if decision.fused] == ["attention"]
+    manifest = building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine")
+    assert manifest.plugins is not None
+    assert manifest.plugins.ops == ("FusedAttention",)
+    (want,) = helpers.run(w.model(), w.feeds)
+    with Engine.load(tmp_path / "fused.engine") as engine:
+        (got,) = engine.run(w.feeds).values()
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=1e-2, atol=1e-2)
+
+
+def test_an_engine_of_any_batch_and_length(tmp_path: Path) -> None:
+    w = written.Written(dtype=np.float16)
+    written.bert(w, None, batch="B", rows="S")
+    onnx.save(w.model(), tmp_path / "model.onnx")
+    pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
+    width = written.H * written.D
+    shapes = [f"{name}:1x1x{width}..2x64x{width}..4x512x{width}" for name in "qkv"]
+    building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine", shapes=shapes)
+    with Engine.load(tmp_path / "fused.engine") as engine:
+        for batch, rows in ((1, 1), (4, 512), (3, 77)):
+            feeds = {name: written.random(batch, rows, width, seed=i, dtype=np.float16) for i, name in enumerate("qkv")}
+            (want,), (got,) = helpers.run(w.model(), feeds), engine.run(feeds).values()
+            np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=1e-2, atol=1e-2)
