@@ -40,7 +40,7 @@ def halves(net: Net, x: str, cos: str, sin: str, size: int = R, split: bool = Fa
     return net.op("Add", net.op("Mul", x, cos), net.op("Mul", turned, sin))
 
 
-def pairs(net: Net, x: str, cos: str, sin: str, size: int = R) -> str:
+def pairs(net: Net, x: str, cos: str, sin: str, size: int = R, target: str | None = None) -> str:
     """GPT-J's rotate_every_two."""
     even, odd = piece(net, x, 0, size, 2), piece(net, x, 1, np.iinfo(np.int64).max, 2)
 
@@ -48,7 +48,7 @@ def pairs(net: Net, x: str, cos: str, sin: str, size: int = R) -> str:
         return net.op("Unsqueeze", y, ints(net, -1)) if net.opset >= 13 else net.op("Unsqueeze", y, axes=[4])
 
     joined = net.op("Concat", apart(net.op("Neg", odd)), apart(even), axis=-1)
-    turned = net.op("Reshape", joined, ints(net, B, H, S, size))
+    turned = net.op("Reshape", joined, target or ints(net, B, H, S, size))
     return net.op("Add", net.op("Mul", turned, sin), net.op("Mul", x, cos))
 
 
@@ -95,6 +95,21 @@ def test_halves_by_a_split(opset: int) -> None:
 def test_neighbours(opset: int, dtype: Any) -> None:
     net = Net(opset)
     check(net, feeds_of(dtype), pairs(net, "x", "cos", "sin"), "interleaved")
+
+
+def test_neighbours_of_any_length() -> None:
+    net, feeds = Net(), feeds_of()
+    net.op("Identity", pairs(net, "x", "cos", "sin", target=net.op("Shape", "x")), out="y")
+    symbols: dict[str, list[int | str]] = {"x": ["B", H, "S", R], "cos": [1, 1, "S", R], "sin": [1, 1, "S", R]}
+    _, sites, _ = helpers.check(net.model([value(name, symbols[name]) for name in feeds], ["y"]), feeds, ONLY)
+    assert sites == [("rope", "interleaved")]
+
+
+def test_neighbours_that_are_regrouped() -> None:
+    """Batch entries where heads were: the sum is larger than what is turned."""
+    net = Net()
+    feeds = {"x": random(1, H, S, R), "cos": random(1, 1, S, R, seed=1), "sin": random(1, 1, S, R, seed=2)}
+    refused(net, feeds, pairs(net, "x", "cos", "sin", target=ints(net, H, 1, S, R)), "joined otherwise than side by side")
 
 
 @pytest.mark.parametrize("angles", [(S, R), (R,), (B, 1, S, R), (1, S, R), (1, H, 1, R)])
