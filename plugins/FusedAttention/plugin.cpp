@@ -124,12 +124,7 @@ public:
     {
         return status([&] {
             check(shapes_of(in, nbInputs));
-            Problem const problem = sized(in[0].desc.type, dims_of(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::opt));
-            Problem automatic = problem;
-            use(automatic, {});
-            if (supported(automatic) != 0)
-                refuse("heads of %d and %d elements: %s; leave this node to TensorRT", problem.head, problem.width, onnxfuse_launch_error(supported(automatic)));
-            find_tactics(problem);
+            find_tactics(sized(in[0].desc.type, dims_of(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::opt)));
         });
     }
 

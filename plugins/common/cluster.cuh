@@ -28,6 +28,7 @@ inline bool is_hopper()
 }
 
 // mma of 16 x 16 by 16 x 8 halves.
+// Those of compute capability 8.0, with asynchronous copies and bfloat16; on an older GPU kernels that use them are compiled to nothing.
 inline bool has_tensor_cores()
 {
     int device = 0, major = 0;

@@ -38,7 +38,7 @@ public:
     }
 
 protected:
-    // The tactics that can compute this problem, whose pointers are not looked at.
+    // The tactics that can compute this problem, whose pointers are not looked at. Refused where this GPU has none.
     template <typename Problem>
     void find_tactics(Problem problem)
     {
@@ -50,6 +50,8 @@ protected:
             if (Derived::supported(problem) == 0)
                 valid_.push_back(static_cast<int32_t>(i) + 1);
         }
+        if (valid_.empty())
+            refuse("this GPU has no kernel for these shapes; leave this node to TensorRT");
     }
     // With the tactic that was set; a tactic is chosen for one shape, and where it cannot compute another the launcher chooses.
     template <typename Problem>
