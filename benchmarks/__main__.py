@@ -282,7 +282,7 @@ def _provenance(command: str, commit: str | None) -> dict[str, Any]:
 
 
 def _list() -> int:
-    for entry in SUITE:
+    for entry in BY_NAME.values():
         print(f"{entry.name:24} {'here' if entry.model.is_file() else entry.origin}")
     return 0
 

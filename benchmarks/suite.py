@@ -85,4 +85,23 @@ SUITE = (
     _exported("resnet50_b1"),
 )
 
-BY_NAME = {entry.name: entry for entry in SUITE}
+FURTHER = (
+    Entry(
+        "paraphrase_minilm_s32",
+        REAL / "paraphrase-minilm.onnx",
+        "models/fetch paraphrase-minilm",
+        dims={"batch_size": 1, "sequence_length": 32},
+    ),
+    _exported("bert_base_b1_s32"),
+    _exported("bert_base_b1_s512"),
+    _exported("bert_base_b8_s128"),
+    _exported("lstm_2x512_t100_b8"),
+    _exported("lstm_2x512_t100_b64"),
+    _exported("lstm_1x1024_t100_b1"),
+    _exported("convnext_tiny_b8"),
+    _exported("convnext_tiny_b32"),
+    _exported("convnext_base_b1"),
+)
+"""Other sizes, measured where they are named: for a fusion that depends on them."""
+
+BY_NAME = {entry.name: entry for entry in (*SUITE, *FURTHER)}

@@ -66,7 +66,7 @@ MODELS = (
         10857958,
         "Apache-2.0",
         "PP-OCRv4 text recogniser (SVTR-LCNet); LayerNorm spelled out, hard-swish as a Clip chain, packed QKV",
-        {"layernorm": 5, "skip_layernorm": 4, "conv_bn": 6},
+        {"layernorm": 5, "skip_layernorm": 4, "conv_bn": 6, "elementwise": 28},
     ),
     RealModel(
         "ppocr-det",
@@ -85,7 +85,7 @@ MODELS = (
         585532,
         "Apache-2.0",
         "MobileNetV3-like direction classifier; 35 BatchNormalization after Conv",
-        {"conv_bn": 35},
+        {"conv_bn": 35, "elementwise": 18},
     ),
     RealModel(
         "aecmos",

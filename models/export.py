@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Export the architectures of the benchmark suite to ONNX, with random weights (seed 0), into models/exported/.
+"""Export the architectures of the benchmark suite, and further sizes of them, to ONNX, with random weights (seed 0), into models/exported/.
 
     python models/export.py                        all of them
     python models/export.py bert_base_b1_s128      one
@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,28 +102,30 @@ def _timm(name: str) -> Any:
     return importlib.import_module("timm").create_model(name, pretrained=False).eval()
 
 
-def _picture() -> tuple[Any, ...]:
-    return (_torch().randn(1, 3, 224, 224),)
+def _pictures(batch: int) -> tuple[Any, ...]:
+    return (_torch().randn(batch, 3, 224, 224),)
 
 
-def _vision(name: str) -> Architecture:
-    return Architecture(f"timm {name}, 224 x 224, batch 1", lambda: _timm(name), _picture, ("image",), ("logits",))
+def _vision(name: str, batch: int = 1) -> Architecture:
+    what = f"timm {name}, 224 x 224, batch {batch}"
+    return Architecture(what, lambda: _timm(name), lambda: _pictures(batch), ("image",), ("logits",))
 
 
-_BERT_OUTPUTS = ("last_hidden_state", "pooler_output")
+def _bert_base(batch: int, length: int) -> Architecture:
+    what = f"transformers BertModel, 12 layers of 768, batch {batch}, {length} tokens"
+    return Architecture(what, _bert, lambda: _ids(batch, length), ("input_ids",), ("last_hidden_state", "pooler_output"))
+
+
+def _lstm(size: int, layers: int, batch: int) -> Architecture:
+    what = f"LSTM, {layers} layer{'s' if layers > 1 else ''} of {size}, 100 steps, batch {batch}"
+    module = partial(_recurrent, "LSTM", size, layers, False)
+    return Architecture(what, module, lambda: _sequence(batch, 100, size), ("x",), ("output", "h", "c"))
+
 
 MODELS: dict[str, Architecture] = {
-    "bert_base_b1_s128": Architecture(
-        "transformers BertModel, 12 layers of 768", _bert, lambda: _ids(1, 128), ("input_ids",), _BERT_OUTPUTS
-    ),
-    "bert_base_b32_s128": Architecture("the same, batch 32", _bert, lambda: _ids(32, 128), ("input_ids",), _BERT_OUTPUTS),
-    "lstm_2x512_t100_b1": Architecture(
-        "LSTM, 2 layers of 512, 100 steps, batch 1",
-        lambda: _recurrent("LSTM", 512, 2, False),
-        lambda: _sequence(1, 100, 512),
-        ("x",),
-        ("output", "h", "c"),
-    ),
+    "bert_base_b1_s128": _bert_base(1, 128),
+    "bert_base_b32_s128": _bert_base(32, 128),
+    "lstm_2x512_t100_b1": _lstm(512, 2, 1),
     "bilstm_2x128_t60_b32": Architecture(
         "LSTM, 2 layers of 128, both directions, 60 steps, batch 32",
         lambda: _recurrent("LSTM", 128, 2, True),
@@ -141,10 +144,20 @@ MODELS: dict[str, Architecture] = {
     "swin_tiny_b1": _vision("swin_tiny_patch4_window7_224"),
     "vit_small_b1": _vision("vit_small_patch16_224"),
     "resnet50_b1": _vision("resnet50"),
+    # Other sizes of these, beyond the suite.
+    "bert_base_b1_s32": _bert_base(1, 32),
+    "bert_base_b1_s512": _bert_base(1, 512),
+    "bert_base_b8_s128": _bert_base(8, 128),
+    "lstm_2x512_t100_b8": _lstm(512, 2, 8),
+    "lstm_2x512_t100_b64": _lstm(512, 2, 64),
+    "lstm_1x1024_t100_b1": _lstm(1024, 1, 1),
+    "convnext_tiny_b8": _vision("convnext_tiny", 8),
+    "convnext_tiny_b32": _vision("convnext_tiny", 32),
+    "convnext_base_b1": _vision("convnext_base"),
 }
 
 # Only the older exporter writes a recurrence as one ONNX node.
-LEGACY = frozenset({"lstm_2x512_t100_b1", "bilstm_2x128_t60_b32", "gru_1x256_t200_b1"})
+LEGACY = frozenset(name for name in MODELS if name.startswith(("lstm_", "bilstm_", "gru_")))
 
 
 def export(name: str, folder: Path = EXPORTED, half: bool = False) -> Path:

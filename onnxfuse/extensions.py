@@ -1,7 +1,7 @@
 """Fusions and plugins from outside the package: what installed distributions offer in the entry point group "onnxfuse.extensions".
 
-An entry point names an `Extension`. Its fusions join the registry behind those of their kind, its CUDA folders are compiled into the
-same plugin library. examples/extension is a whole one.
+An entry point names an `Extension`. Its fusions join the registry behind those of their kind (`elementwise` stays last), its CUDA
+folders are compiled into the same plugin library. examples/extension is a whole one.
 """
 
 from __future__ import annotations

@@ -52,6 +52,21 @@ _SHARED = {
     120: (100, 99),
     121: (100, 99),
 }
+# Warps and blocks that a multiprocessor holds at once, by compute capability; all have the same count of registers.
+_RESIDENT = {
+    75: (32, 16),
+    80: (64, 32),
+    86: (48, 16),
+    87: (48, 16),
+    89: (48, 24),
+    90: (64, 32),
+    100: (64, 32),
+    103: (64, 32),
+    110: (48, 24),
+    120: (48, 24),
+    121: (48, 24),
+}
+_REGISTERS = 65536
 # TensorRT versions by compute capability. JetPack fixes the version on a Jetson.
 _TENSORRT = {
     75: "10 (for 11 see its support matrix)",
@@ -197,6 +212,32 @@ _TOO_OLD = {
     "p100": 60, "p40": 61, "p4": 61, "gtx1080": 61, "gtx1080ti": 61, "gtx1070": 61, "gtx1060": 61, "titanxp": 61, "tx2": 62,
     "m60": 52, "m40": 52, "nano": 53, "k80": 37,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What a multiprocessor holds at once: warps, blocks, 32-bit registers, bytes of shared memory."""
+
+    warps: int
+    blocks: int
+    registers: int
+    shared_bytes: int
+
+
+def resident(sm: int) -> Resident:
+    """Of a compute capability of the table, 90 for 9.0. Raises KeyError for another."""
+    warps, blocks = _RESIDENT[sm]
+    return Resident(warps, blocks, _REGISTERS, _SHARED[sm][0] * 1024)
+
+
+def architectures() -> tuple[int, ...]:
+    """The compute capabilities of the table, the oldest first."""
+    return tuple(_RESIDENT)
+
+
+def of_architecture(sm: int) -> tuple[Gpu, ...]:
+    """The GPUs of one compute capability."""
+    return tuple(gpu for gpu in GPUS if gpu.sm == sm)
 
 
 def resolve(name: str) -> Gpu:

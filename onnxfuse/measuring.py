@@ -320,6 +320,8 @@ def _verdicts(found: Found, model: Path, machine: Machine, precision: str) -> It
         if trial.stage != "alone" or any(place.needs for place in trial.groups[0].places):
             continue
         (group,) = trial.groups
+        if group.fusion in verdicts.APART and group.variant is None:
+            continue  # of several forms: it says nothing of any
         last = again.get(trial.groups, trial)
         if last.keys != trial.keys or last.outcome not in ("won", "lost", "draw"):
             last = trial

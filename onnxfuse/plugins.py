@@ -19,14 +19,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from onnxfuse import extensions
+from onnxfuse import cubin, extensions
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph.files import atomic, locked
 
+FLOATS = ("float32", "float16", "bfloat16")
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
 
@@ -41,7 +42,7 @@ class Op:
     name: str
     covers: str
     max_width: int | None  # longest last axis; None: any
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = FLOATS
 
 
 OPS = (
@@ -52,6 +53,7 @@ OPS = (
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
     Op("FusedRotary", "rotary position embedding: halves or neighbours, all or the first elements of a head", None),
     Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None),
+    Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
 
@@ -67,7 +69,10 @@ def ops() -> tuple[Op, ...]:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """What ptxas says that one kernel needs: registers of a thread; the rest in bytes, smem of a block, stack of a thread."""
+    """What the compiler says of one kernel: registers of a thread; in bytes spills, stack of a thread, smem of a block and the code.
+
+    threads: of the largest block that it is compiled for, 0 where it has no bound of its own.
+    """
 
     name: str
     sm: int
@@ -76,6 +81,16 @@ class KernelUse:
     spill_loads: int
     stack: int
     smem: int
+    code: int = 0
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Kernels compiled from generated source: the machine code (for one architecture, or several) and what each kernel needs."""
+
+    image: bytes
+    kernels: tuple[KernelUse, ...]
 
 
 @dataclass(frozen=True)
@@ -171,6 +186,25 @@ def build(sm: int, progress: Progress | None = None, *, and_newer: bool = False)
     if library is None:
         raise MissingHere(f"{place}: the library that was just built cannot be read back; check the disk")
     return library
+
+
+def compile_source(text: str, op: str, sm: int, *, and_newer: bool = False, options: Sequence[str] = ()) -> Generated:
+    """CUDA source compiled to machine code, as `build` compiles the library: for `sm`, or with `and_newer` for the newer ones, too.
+
+    The include path is the plugins' folder; of it the source may include the headers of plugin `op`. Taken from the cache where the same
+    source was compiled with the same headers before. Raises MissingHere where a compiler is missing or fails.
+    """
+    toolchain = _toolchain(sm, and_newer)
+    key = hashlib.sha256(json.dumps([text, _hash_sources((sources() / op,)), toolchain.key, *options]).encode()).hexdigest()
+    place = _private("generated") / f"sm_{sm}{'+' if and_newer else ''}-{key[:32]}"
+    with locked(place.with_suffix(".lock")):
+        if not (known := _load_generated(place)):
+            with _new_folder(place) as work:
+                _compile_generated(text, toolchain, options, work)
+            known = _load_generated(place)
+    if known is None:
+        raise MissingHere(f"{place}: the kernels that were just compiled cannot be read back; check the disk")
+    return known
 
 
 def compiled() -> tuple[Library, ...]:
@@ -353,6 +387,52 @@ def _compile(sm: int, toolchain: _Toolchain, place: Path, progress: Progress | N
     (place / "library.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
+def _compile_generated(text: str, toolchain: _Toolchain, options: Sequence[str], place: Path) -> None:
+    with _workshop(place) as work:
+        _copy_sources(work / "source")
+        (work / "generated.cu").write_text(text, encoding="utf-8")
+        command = [part for part in toolchain.compile if part != "-c"]
+        (work / "keep").mkdir()
+        said = _run([*command, *options, *_keep("keep"), "-fatbin", "generated.cu", "-o", "generated.fatbin"], "0/generated.cu", work)
+        kernels = _with_code(parse_ptxas(said), work / "keep")
+        image = (work / "generated.fatbin").read_bytes()
+        for name in ("generated.cu", "generated.fatbin"):
+            (work / name).unlink()
+        shutil.rmtree(work / "keep")
+    (place / "code").write_bytes(image)
+    note = {"schema": 1, "sha256": hashlib.sha256(image).hexdigest(), "kernels": [asdict(use) for use in kernels]}
+    (place / "code.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+def _load_generated(place: Path) -> Generated | None:
+    try:
+        note, image = json.loads((place / "code.json").read_text(encoding="utf-8")), (place / "code").read_bytes()
+        known = Generated(image, tuple(KernelUse(**use) for use in note["kernels"]))
+        return known if hashlib.sha256(image).hexdigest() == note["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(folder: str) -> list[str]:
+    """Has nvcc leave its machine code in a folder: ptxas says nothing of the code's size."""
+    return ["--keep", "--keep-dir", folder]
+
+
+_ARCHITECTURE = re.compile(r"_(\d+)\.cubin$")
+
+
+def _with_code(uses: Sequence[KernelUse], folder: Path) -> list[KernelUse]:
+    """`uses` with the size of their code and their bound on threads, from the machine code in `folder`."""
+    found: dict[tuple[str, int], cubin.Code] = {}
+    for path in sorted(folder.glob("*.cubin")):
+        match = _ARCHITECTURE.search(path.name)  # absent where there is one architecture
+        codes = cubin.kernels(path.read_bytes())
+        for use_name, code in zip(_demangle(list(codes)), codes.values(), strict=True):
+            found.update({(use_name, sm): code for sm in ([int(match[1])] if match else {use.sm for use in uses})})
+    none = cubin.Code(0, 0)
+    return [replace(use, code=(code := found.get((use.name, use.sm), none)).size, threads=code.threads) for use in uses]
+
+
 @contextlib.contextmanager
 def _workshop(place: Path) -> Iterator[Path]:
     """`place` itself; where its path is not plain, a folder among the system's temporary ones. Sources and objects are removed."""
@@ -375,14 +455,11 @@ def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, prog
     objects = [f"{index}.o" for index in range(len(units))]
     kernels: list[KernelUse] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        jobs = {
-            pool.submit(_run, [*toolchain.compile, f"source/{unit}", "-o", target], unit, work): unit
-            for unit, target in zip(units, objects, strict=True)
-        }
+        jobs = {pool.submit(_compile_unit, toolchain, unit, target, work): unit for unit, target in zip(units, objects, strict=True)}
         try:
             for done, job in enumerate(as_completed(jobs), start=1):
                 name = _without_root(jobs[job])
-                used = parse_ptxas(job.result())
+                used = job.result()
                 refuse_spills(used, allowed_spills((work / "source" / jobs[job]).parent), f"nvcc {toolchain.release}")
                 kernels += used
                 if progress:
@@ -395,6 +472,17 @@ def _compile_units(toolchain: _Toolchain, units: Sequence[str], work: Path, prog
     for path in objects:
         (work / path).unlink()
     return kernels
+
+
+def _compile_unit(toolchain: _Toolchain, unit: str, target: str, work: Path) -> list[KernelUse]:
+    """Compiles one file; its kernels."""
+    keep = f"{target}.keep"
+    says_size = _keep(keep) if unit.endswith(".cu") else []
+    (work / keep).mkdir()
+    said = _run([*toolchain.compile, *says_size, f"source/{unit}", "-o", target], unit, work)
+    uses = _with_code(parse_ptxas(said), work / keep)
+    shutil.rmtree(work / keep)
+    return uses
 
 
 def _copy_sources(place: Path) -> list[str]:

@@ -73,11 +73,18 @@ def document(fusion: Fusion) -> str:
     return f"{title[0].upper()}{title[1:]}\n\n{body.strip(chr(10))}"
 
 
-def section(fusion: Fusion) -> str:
+def pattern(fusion: Fusion) -> list[str]:
+    """The picture of a pattern; nothing of a fusion that finds its sites without one."""
+    if not fusion.patterns:
+        return []
     picture = Picture()
     picture.add(fusion.patterns[0])
     others = sum(map(choices, fusion.patterns)) + len(fusion.patterns) - 1
     spellings = f"*The pattern; {others} alternatives within it are accepted as well.*" if others else "*The pattern.*"
+    return [svg(picture.boxes, picture.edges, f"the pattern of {fusion.name}"), "", spellings, ""]
+
+
+def section(fusion: Fusion) -> str:
     writes = sorted(function.name for function in fusion.functions(13))
     plugins = [op for op in OPS if op.name in writes]
     lines = [
@@ -85,10 +92,7 @@ def section(fusion: Fusion) -> str:
         "",
         document(fusion),
         "",
-        svg(picture.boxes, picture.edges, f"the pattern of {fusion.name}"),
-        "",
-        spellings,
-        "",
+        *pattern(fusion),
     ]
     if writes:
         lines += ["Writes: " + ", ".join(f"`{name}`" for name in writes) + ("" if plugins else " (a function body; no plugin)") + ".", ""]

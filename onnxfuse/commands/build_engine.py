@@ -112,6 +112,7 @@ def summary(manifest: Manifest, out: Path) -> list[str]:
     if manifest.plugins is not None:
         where = "embedded in the engine" if manifest.plugins.embedded else f"beside it in {manifest.plugins.file}"
         lines.append(f"plugins: {', '.join(manifest.plugins.ops)}, {where}")
+    lines += manifest.cuts
     return lines
 
 

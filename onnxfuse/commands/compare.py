@@ -291,7 +291,8 @@ def _check_engine(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given:
     engine = task.engines[path]
     got = engine.run(cast_feeds(engine.inputs, feed))
     limits = _engine_limits(task, engine)
-    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed)
+    cuts = engine.manifest.cuts if engine.manifest is not None else ()
+    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed, *cuts)
     return _compared(given, outputs, got, limits, notes, same_dtype=False)
 
 

@@ -22,6 +22,9 @@ GpuNames = Annotated[
     list[str] | None,
     typer.Option("--gpu", metavar="NAME", help="auto, a name such as h100, or sm_NN; may be given several times; auto if not given."),
 ]
+MoreGpus = Annotated[
+    list[str] | None, typer.Argument(metavar="[GPU]...", help="Further GPUs, as in --gpu a100 h100; all is every architecture.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -55,16 +58,51 @@ def build(gpu: GpuNames = None, json: AsJson = False) -> None:
 
 
 @app.command()
-def inspect(gpu: GpuNames = None, json: AsJson = False) -> None:
-    """Show the registers, spills and memory of every kernel, as the compiler reports them; compiles what is not compiled yet."""
-    built = _build(gpu)
+def inspect(
+    gpu: GpuNames = None,
+    more: MoreGpus = None,
+    json: AsJson = False,
+) -> None:
+    """Show what every kernel takes of each GPU: registers, spills, memory, code, and how many of its warps fit; and where a kernel that
+    suits one GPU will not suit another. Compiles what is not compiled yet."""
+    from onnxfuse import occupancy
+
+    built = _build(_every([*(gpu or ()), *(more or ())]))
+    warnings = occupancy.unsuited({f"sm_{library.sm}": library.kernels for library in built})
     if json:
-        _print_json({"schema": 1, "libraries": [{**_summary(library), "kernels": library.kernels} for library in built]})
+        libraries = [{**_summary(library), "kernels": [occupancy.figures(use) for use in library.kernels]} for library in built]
+        _print_json({"schema": 1, "libraries": libraries, "warnings": warnings})
         return
-    columns = ("kernel", "registers", "spill stores, B", "spill loads, B", "stack, B", "shared, B")
+    columns = ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit")
     for library in built:
-        rows = [(use.name, use.registers, use.spill_stores, use.spill_loads, use.stack, use.smem) for use in library.kernels]
-        _print_table(f"sm_{library.sm}, {library.compiler}", columns, rows)
+        rows = [_row(occupancy.figures(use)) for use in library.kernels if use.registers]
+        _print_table(f"sm_{library.sm}, {library.compiler}{_cards(library.sm)}", columns, rows)
+    typer.echo("spills, stack, shared, code: bytes; warps: that a multiprocessor holds at once, of those it could; limit: what runs out")
+    for line in warnings:
+        typer.echo(f"warning: {line}")
+
+
+def _row(of: dict[str, Any]) -> tuple[Any, ...]:
+    spilled = of["spill_stores"] + of["spill_loads"]
+    return of["name"], of["registers"], spilled, of["stack"], of["smem"], of["code"], of["threads"], f"{of['occupancy']:.0%}", of["limit"]
+
+
+def _cards(sm: int) -> str:
+    """Some GPUs of an architecture."""
+    from onnxfuse import gpus
+
+    names = [card.name for card in gpus.of_architecture(sm)]
+    return f" ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})" if names else ""
+
+
+def _every(names: list[str]) -> list[str]:
+    """The names given; for "all" every architecture that the compiler here and TensorRT have."""
+    if "all" not in names:
+        return names
+    from onnxfuse import gpus, plugins
+
+    here = plugins.find_nvcc().architectures
+    return [f"sm_{sm}" for sm in gpus.architectures() if sm in here]
 
 
 def _build(names: list[str] | None) -> list[Library]:
@@ -109,6 +147,9 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=dataclasses.asdict))
 
 
+_FILE_WIDTH = 120  # columns of what is written to a file or a pipe, where nothing says how wide it is shown
+
+
 def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     from rich import box
     from rich.console import Console
@@ -118,7 +159,10 @@ def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         numbers = all(isinstance(row[index], int) or str(row[index]).isdigit() for row in rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0)  # names are copied
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold", no_wrap=index == 0 or numbers)  # names are copied
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
+    console.print(table)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare, trt
@@ -21,6 +21,7 @@ from onnxfuse.graph import files
 from onnxfuse.graph.files import atomic
 
 if TYPE_CHECKING:
+    from onnxfuse.elementwise.compiling import Plan
     from onnxfuse.engine.run import Engine
     from onnxfuse.gpus import Gpu
     from onnxfuse.plugins import Library
@@ -115,8 +116,9 @@ def build(
     if compatible and device.sm < manifests.AMPERE:
         raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
     library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
+    plans = _generated(model, wanted, manifests.AMPERE if compatible else device.sm, compatible is not None)
     order = trt.Order(
-        model=prepare.for_parser(model, wanted),
+        model=prepare.for_parser(model, wanted, plans),
         path=model,
         profiles=profiles,
         cache=cache,
@@ -126,7 +128,8 @@ def build(
         compatible=compatible is not None,
         level=level,
     )
-    return _make(order, out, device, _plugin_use(library, out, embed_plugins, wanted), timing_cache, progress)
+    use = _plugin_use(library, out, embed_plugins, wanted)
+    return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()))
 
 
 def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
@@ -159,7 +162,7 @@ def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
     device = trt.gpu()
     ops = frozenset(plugin_ops)
     order = trt.Order(
-        model=prepare.for_parser(model, ops),
+        model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
         path=model,
         libraries=(_library(device.sm, False).path,) if ops else (),
         embed=False,
@@ -256,6 +259,7 @@ def _make(
     plugins: manifests.PluginUse | None,
     timing_cache: Path | None,
     progress: ProgressCallback | None,
+    generated: tuple[Mapping[str, Any], ...] = (),
 ) -> Manifest:
     """Builds what `order` says and writes engine, manifest and timing cache."""
     start = time.monotonic()
@@ -281,6 +285,7 @@ def _make(
         model_path=_seen_from(out, order.path),
         timing_cache=_seen_from(out, timing_cache) if timing_cache is not None and built.cache is not None else None,
         compatible="ampere+" if order.compatible else None,
+        generated=generated,
     )
     _write(out, built.engine, result, order.libraries)
     if timing_cache is not None and built.cache is not None:
@@ -365,6 +370,16 @@ def _library(sm: int, and_newer: bool) -> Library:
     from onnxfuse import plugins
 
     return plugins.build(sm, and_newer=and_newer)
+
+
+def _generated(model: Path, ops: frozenset[str], sm: int, and_newer: bool) -> dict[str, Plan]:
+    """The compiled kernels of the model's element-wise expressions."""
+    texts = prepare.expressions_in(model, ops)
+    if not texts:
+        return {}
+    from onnxfuse.elementwise import compiling
+
+    return compiling.fit_all(texts, sm, and_newer=and_newer)
 
 
 def _plugin_use(library: Library | None, out: Path, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:

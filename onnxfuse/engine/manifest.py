@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,16 @@ class Manifest:
     """Where the model was when the engine was built, relative to the engine's folder."""
     compatible: str | None = None
     """"ampere+" for an engine that runs on every GPU from compute capability 8.0 on; None for one that runs on `sm` alone."""
+    generated: tuple[Mapping[str, Any], ...] = ()
+    """The generated kernels, expression by expression: form, kernels with their resources, and where one was cut and why."""
     timing_cache: str | None = None
     """The timing cache that the build wrote, relative to the engine's folder: a build like it is quick, and chooses the same kernels."""
     schema: int = SCHEMA
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """What is to be said of the generated kernels that were too big."""
+        return cuts(self.generated)
 
     @property
     def precisions(self) -> dict[str, int]:
@@ -278,6 +285,15 @@ def onnx_nodes(metadata: str) -> tuple[str, ...]:
 # Reading JSON back ----------------------------------------------------------------------------------------------------
 
 
+def cuts(generated: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """One line for each generated kernel that was too big: where it was cut and why, or that no cut would have made it better."""
+    return tuple(
+        f"generated kernel {entry['form']}: {line}"
+        for entry in generated
+        for line in (*entry["cuts"], *(f"{fault}, and no cut makes it better" for fault in entry["faults"]))
+    )
+
+
 def _manifest(data: Mapping[str, Any]) -> Manifest:
     return Manifest(
         model=str(data["model"]),
@@ -298,9 +314,15 @@ def _manifest(data: Mapping[str, Any]) -> Manifest:
         warnings=tuple(map(str, data.get("warnings", ()))),
         model_path=str(data["model_path"]) if data.get("model_path") is not None else None,
         compatible=str(data["compatible"]) if data.get("compatible") is not None else None,
+        generated=tuple(_generated(entry) for entry in data.get("generated", ())),
         timing_cache=str(data["timing_cache"]) if data.get("timing_cache") is not None else None,
         schema=int(data["schema"]),
     )
+
+
+def _generated(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    lists = {name: [str(line) for line in data[name]] for name in ("cuts", "faults")}
+    return {"form": str(data["form"]), "name": str(data["name"]), **lists, "kernels": [dict(kernel) for kernel in data["kernels"]]}
 
 
 def _plugin_use(data: Mapping[str, Any] | None) -> PluginUse | None:

@@ -8,8 +8,10 @@ its function and names its creator; every other onnxfuse node is replaced by its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import base64
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import helper, inliner
@@ -19,6 +21,9 @@ from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
+
+if TYPE_CHECKING:
+    from onnxfuse.elementwise.compiling import Plan
 
 NAMESPACE = "onnxfuse"
 VERSION = "1"
@@ -35,6 +40,8 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     **attention.CREATORS,
     **rotary.CREATORS,
 }
+# Its plugins' kernels are generated: each node carries its own.
+GENERATED = "Elementwise"
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
 # GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
@@ -45,13 +52,15 @@ NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
 }
 
 
-def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
+def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, Plan] | None = None) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
-    without any onnxfuse operator. External data are not read: the bytes refer to them as the file did, and the parser is told
-    where the file is. Node names are kept, unnamed nodes get one, and the nodes of an inlined body are named after the node
-    they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be led back to the model's nodes.
+    without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
+    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. External data are not
+    read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
+    one, and the nodes of an inlined body are named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be
+    led back to the model's nodes.
 
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """
@@ -61,6 +70,8 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
     plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
+    if generated is None:
+        plugin_ops = frozenset(op_type for op_type in plugin_ops if creator(op_type) != GENERATED)
     for op_type in sorted(called - defined - plugin_ops):
         raise BadInput(f"{path}: operator onnxfuse.{op_type} has no plugin and no function in the file; optimize the model again")
     inlined = sorted(called & defined - plugin_ops)
@@ -71,6 +82,8 @@ def for_parser(path: Path, plugin_ops: frozenset[str]) -> bytes:
     model.functions.extend(kept)
     for graph in _all_graphs(model):
         _name_nodes(graph.node)
+    for graph in _all_graphs(model):
+        _generate(graph, generated or {}, path)
     used = [node for node in _nodes(model) if node.domain == DOMAIN]
     read_somewhere = {name for graph in _all_graphs(model) for name in (*_read_by(graph.node), *(value.name for value in graph.output))}
     for node in used:
@@ -85,9 +98,78 @@ def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
     return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops)
 
 
+def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:
+    """The texts of all element-wise expressions in the model at `path`, each once; none where their plugin is not among `plugin_ops`.
+
+    Raises BadInput, naming file and node, for a text that is no expression.
+    """
+    if GENERATED not in map(creator, plugin_ops):
+        return ()
+    from onnxfuse.elementwise.expression import parse
+
+    found: dict[str, None] = {}
+    for node in _nodes(read(path)):
+        if node.domain == DOMAIN and creator(node.op_type) == GENERATED and (text := _expression(node)) not in found:
+            parse(text, f"{path}: node {shown(node.name or node.op_type)}: attribute 'expression'")
+            found[text] = None
+    return tuple(found)
+
+
 def creator(op_type: str) -> str:
     """The name of the creator that makes plugins for an op type of domain onnxfuse."""
-    return CREATORS[op_type][0] if op_type in CREATORS else op_type
+    return _creation(op_type)[0]
+
+
+def _creation(op_type: str) -> tuple[str, dict[str, int | str]]:
+    """Creator, and the attributes that say which of its kinds an op type is."""
+    if op_type.startswith(f"{GENERATED}_"):  # an operator for each expression
+        return GENERATED, {}
+    return CREATORS.get(op_type, (op_type, {}))
+
+
+def _expression(node: onnx.NodeProto) -> str:
+    texts = [attribute.s for attribute in node.attribute if attribute.name == "expression"]
+    return texts[0].decode("utf-8", "replace") if texts else ""
+
+
+def _generate(graph: onnx.GraphProto, generated: Mapping[str, Plan], path: Path) -> None:
+    """Gives every element-wise node of a graph its machine code; where its expression was cut, a node for each part."""
+    if not any(node.domain == DOMAIN and creator(node.op_type) == GENERATED for node in graph.node):
+        return
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.domain == DOMAIN and creator(node.op_type) == GENERATED:
+            plan = generated.get(_expression(node))
+            if plan is None:  # of the body of another operator's function
+                raise BadInput(f"{path}: node {shown(node.name)} has no kernels of its own; optimize the model again")
+            nodes += _parts(node, plan, path)
+        else:
+            nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _parts(node: onnx.NodeProto, plan: Plan, path: Path) -> Iterator[onnx.NodeProto]:
+    from onnxfuse.elementwise import source
+
+    whole = plan.expression
+    if len(node.input) != len(whole.inputs) or len(node.output) != len(whole.outputs) or not all(node.input):
+        raise BadInput(f"{path}: node {shown(node.name)} has not the inputs and outputs of its expression; optimize the model again")
+    names = dict(enumerate(node.input))
+    for number, (value, name) in enumerate(zip(whole.outputs, node.output, strict=True)):
+        names[value] = name or f"{node.name}/unread_{number}"
+    for number, part in enumerate(plan.parts):
+        for value in part.makes:
+            names.setdefault(value, f"{node.name}/part_{number}_{value}")
+        yield helper.make_node(
+            GENERATED,
+            [names[value] for value in part.reads],
+            [names[value] for value in part.makes],
+            f"{node.name}/part_{number}" if len(plan.parts) > 1 else node.name,
+            domain=DOMAIN,
+            layout=source.layout(part.expression),
+            code=base64.b64encode(part.generated.image),
+        )
 
 
 def _make_native(nodes: Sequence[onnx.NodeProto]) -> None:
@@ -167,13 +249,12 @@ def _address(node: onnx.NodeProto, read_somewhere: set[str]) -> None:
     present = {name: int(len(node.input) > place and bool(node.input[place])) for name, place in optional.items()}
     inputs = [name for name in node.input if name]
     outputs = list(node.output)
-    while len(outputs) > 1 and (not outputs[-1] or outputs[-1] not in read_somewhere):
+    while node.op_type != GENERATED and len(outputs) > 1 and (not outputs[-1] or outputs[-1] not in read_somewhere):
         outputs.pop()
     del node.input[:], node.output[:]
     node.input.extend(inputs)
     node.output.extend(outputs)
-    made_by, kind = CREATORS.get(node.op_type, (node.op_type, {}))
-    node.op_type = made_by
+    node.op_type, kind = _creation(node.op_type)
     extra: dict[str, int | str] = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION, **present, **kind}
     if node.op_type in COUNTED_OUTPUTS:
         extra["outputs"] = len(outputs)

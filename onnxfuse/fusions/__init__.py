@@ -8,6 +8,7 @@ from onnxfuse.fusions import (
     bias_gelu,
     conv_bias,
     conv_bn,
+    elementwise,
     gelu,
     groupnorm,
     gru,
@@ -40,7 +41,10 @@ BUILT_IN: tuple[Fusion, ...] = (
     gru.FUSION,
     rope.FUSION,
     attention.FUSION,
+    elementwise.FUSION,  # over what all others left
 )
-# Those of extensions come behind the built-in ones of their kind.
-REGISTRY: tuple[Fusion, ...] = tuple(sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: KINDS.index(fusion.kind)))
+# Those of extensions come behind the built-in ones of their kind, but before `elementwise`, which would leave them nothing.
+REGISTRY: tuple[Fusion, ...] = tuple(
+    sorted((*BUILT_IN, *extensions.fusions(BUILT_IN)), key=lambda fusion: (KINDS.index(fusion.kind), fusion is elementwise.FUSION))
+)
 NAMES: tuple[str, ...] = tuple(fusion.name for fusion in REGISTRY)

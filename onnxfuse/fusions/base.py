@@ -102,6 +102,10 @@ class Fusion:
     # Names in the pattern of inner tensors that `rewrite` can still compute when others read them.
     keeps: tuple[str, ...] = ()
 
+    def find(self, model: Model, index: Index, far: bool) -> tuple[list[Match], list[Miss]]:
+        """See the function `find`. By the patterns; a fusion of no fixed form finds its sites by itself."""
+        return _find_patterns(self, model, index, far)
+
     def check(self, match: Match, model: Model) -> Refusal | None:
         """Every condition under which the pattern is not this fusion."""
         raise TypeError(f"{type(self).__name__} says no conditions")
@@ -121,6 +125,11 @@ class Fusion:
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         """Definitions of the op types that `rewrite` writes, in primitives valid at `opset`; none where they are standard operators."""
         return ()
+
+    def definitions(self, nodes: Sequence[gs.Node], opset: int) -> tuple[onnx.FunctionProto, ...]:
+        """Definitions of the op types of `nodes`, which `rewrite` made."""
+        used = {node.op for node in nodes if node.domain == DOMAIN}
+        return tuple(function for function in self.functions(opset) if function.name in used) if used else ()
 
 
 @dataclass
@@ -154,6 +163,10 @@ def find(fusion: Fusion, model: Model, index: Index, far: bool = False) -> tuple
 
     With `far`, attempts that matched less than half of the pattern are misses, too.
     """
+    return fusion.find(model, index, far)
+
+
+def _find_patterns(fusion: Fusion, model: Model, index: Index, far: bool) -> tuple[list[Match], list[Miss]]:
     matches: list[Match] = []
     misses: list[tuple[Miss, frozenset[int]]] = []
     claimed: set[int] = set()
@@ -359,7 +372,5 @@ def _replaced(nodes: Sequence[gs.Node], replacement: dict[int, list[gs.Node]], r
 
 
 def _define(fusion: Fusion, nodes: Sequence[gs.Node], model: Model) -> None:
-    used = {node.op for node in nodes if node.domain == DOMAIN}
-    defined = {function.name: function for function in fusion.functions(model.opset)} if used else {}
-    for name in sorted(used):
-        functions.add(model, defined[name])
+    for function in sorted(fusion.definitions(nodes, model.opset), key=lambda function: function.name):
+        functions.add(model, function)

@@ -26,8 +26,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, TensorProto
 
+from onnxfuse.elementwise import body as definition
+from onnxfuse.elementwise import expression
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import query, recurrence, weights
+from onnxfuse.graph import functions, query, recurrence, weights
 from onnxfuse.graph.ir import Constant, Node, Variable, bodies, redirect, set_input, set_output
 from onnxfuse.graph.model import DOMAIN, Model
 from onnxfuse.graph.names import shown
@@ -107,6 +109,23 @@ def _slots(op: str, domain: str, opset: int, half: str) -> tuple[tuple[bool, ...
         bool(schema.inputs) and schema.inputs[-1].option == variadic,
         bool(schema.outputs) and schema.outputs[-1].option == variadic,
     )
+
+
+_ANGLES = frozenset({"Sin", "Cos"})
+
+
+def _operators_within(node: gs.Node) -> set[str]:
+    """The operators of an element-wise expression; none for other nodes."""
+    if definition.ATTRIBUTE not in node.attrs:
+        return set()
+    return {step.op for step in expression.parse(node.attrs[definition.ATTRIBUTE], f"node {shown(node.name)}").steps}
+
+
+def _is_between_whole_numbers(node: gs.Node) -> bool:
+    """Whether an element-wise expression computes integers from integers and constants, through floating point."""
+    if definition.ATTRIBUTE not in node.attrs or any(_is_float(tensor) for tensor in node.outputs):
+        return False
+    return all(query.is_constant(tensor) for tensor in node.inputs if _is_float(tensor))
 
 
 def _slot(slots: tuple[bool, ...], repeats: bool, index: int) -> bool:
@@ -199,8 +218,10 @@ class _Conversion:
             return "loses too many digits in half precision"
         if node.op in _SEQUENCES and not node.domain:
             return "sequences keep their type"
-        if node.op in ("Sin", "Cos") and not node.domain:
+        if _ANGLES & ({node.op} if not node.domain else _operators_within(node)):
             return "angles need more digits than half precision has"
+        if _is_between_whole_numbers(node):
+            return "an index needs more digits than half precision has"
         return self._dequantizes(node) or self._range_reason(node) or self._constant_reason(node) or self._schema_reason(node)
 
     def _constant_reason(self, node: gs.Node) -> str | None:
@@ -249,6 +270,8 @@ class _Conversion:
 
     def _dequantizes(self, node: gs.Node) -> str | None:
         reason = "sums of integer products pass the half range"
+        if definition.ATTRIBUTE in node.attrs:
+            return reason if any(_maker(tensor, op) for tensor in node.inputs for op in _INTEGER_PRODUCTS) else None
         if node.op == "Cast" and not node.domain:
             return reason if any(_maker(node.inputs[0], op) for op in _INTEGER_PRODUCTS) else None
         if node.op == "Mul" and not node.domain:
@@ -424,6 +447,7 @@ class _Conversion:
         for node in self.nodes.values():
             if id(node) not in self.kept:
                 self._rewrite_attributes(node)
+        functions.drop_unused(self.model)
         for graph in self.model.graphs():
             for tensor in graph.inputs:
                 self._retype(tensor)
@@ -500,6 +524,9 @@ class _Conversion:
                     body.outputs[i] = self._version(tensor, kind, True)
 
     def _rewrite_attributes(self, node: gs.Node) -> None:
+        if node.domain == DOMAIN and definition.ATTRIBUTE in node.attrs:
+            self._retype_expression(node)
+            return
         if node.domain not in (None, "", DOMAIN) or not node.outputs or self.stored.get(id(node.outputs[0])) != self.half:
             return
         code = weights.elem_type(self.half)
@@ -522,6 +549,13 @@ class _Conversion:
                 node.attrs["value"] = Constant("", self._narrow(filled, node.outputs[0].name))
         elif node.op == "DequantizeLinear" and node.attrs.get("output_dtype") == TensorProto.FLOAT:
             node.attrs["output_dtype"] = code
+
+    def _retype_expression(self, node: gs.Node) -> None:
+        """Another expression, and so another operator with its own function."""
+        retyped = expression.parse(node.attrs[definition.ATTRIBUTE], f"node {shown(node.name)}").retyped(str(self.half))
+        node.attrs[definition.ATTRIBUTE] = retyped.text
+        node.op = definition.op_type(retyped)
+        functions.add(self.model, definition.function(retyped, self.model.opset, DOMAIN))
 
     # ------------------------------------------------------------------------------------------------------- constants
 

@@ -20,6 +20,7 @@ _OWN_ATTRIBUTES = {
     "direction": AttributeProto.STRING,
     "dtype": AttributeProto.INT,
     "epsilon": AttributeProto.FLOAT,
+    "expression": AttributeProto.STRING,
     "grouped_shape": AttributeProto.TENSOR,
     "hidden_size": AttributeProto.INT,
     "linear_before_reset": AttributeProto.INT,

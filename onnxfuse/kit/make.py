@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from onnxfuse import __version__, plugins
+from onnxfuse.elementwise.compiling import fit_all
 from onnxfuse.engine import manifest as manifests
 from onnxfuse.engine import prepare
 from onnxfuse.engine.shapes import Profile, inputs_of, parse
@@ -83,12 +84,13 @@ def make(
     engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
     with whole_folder(folder) as work:
         progress("preparing the models")
-        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops)) for name, ops in engines.items()}
+        sm = manifests.AMPERE if compatible else gpu.sm
+        plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
+        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans)) for name, ops in engines.items()}
         _write_models(protos, model.parent, work)
         library = None
         if wanted:
             check_processor(gpu)
-            sm = manifests.AMPERE if compatible else gpu.sm
             progress(f"compiling the plugin library for sm_{sm}{' and newer' if compatible else ''}")
             library = plugins.build(sm, and_newer=compatible is not None)
             shutil.copyfile(library.path, work / plugins.LIBRARY)
@@ -111,6 +113,7 @@ def make(
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
             **_limits(model, original, given),
+            "notes": list(manifests.cuts(plan.to_dict() for plan in plans.values())),
             "files": files,
         }
         text = (json.dumps(about, indent=1) + "\n").encode()
@@ -240,5 +243,4 @@ def _limits(model: Path, original: Path | None, given: check.Reference) -> dict[
             "source": f"{len(given.feeds)} made with the kit",
             "feeds": [{name: f"{array.dtype.name}{list(array.shape)}" for name, array in feed.items()} for feed in given.feeds],
         },
-        "notes": [],
     }

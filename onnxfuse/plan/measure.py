@@ -1,7 +1,8 @@
 """The search of policy measure: which groups of sites are faster than TensorRT alone, together and when built again.
 
-Sites are grouped by fusion and shape class. Each group alone is built and timed against the automatic engine; those that win are
-combined, as gains do not add up; and the best plan is timed once more from a rebuild of both engines. What is no win is left to TensorRT.
+Sites are grouped by fusion and shape class, those of generated kernels by their form, too. Each group alone is built and timed against the
+automatic engine; those that win are combined, as gains do not add up; and the best plan is timed once more from a rebuild of both engines.
+What is no win is left to TensorRT.
 
 The search knows neither TensorRT nor files: it is given the unit of work, `run`, and orders candidates one after the other. For n
 groups it orders at most 1 + n + MOST_COMBINATIONS + MOST_FINALS of them, each of which builds one engine; the automatic engine is built
@@ -11,20 +12,21 @@ twice, once for the search and once for the final.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.bench.stats import BUILD_DIFFERENCE
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.plan.sites import Site
-from onnxfuse.plan.verdicts import shape_class
+from onnxfuse.plan.verdicts import APART, UNKNOWN_ROWS, shape_class
 
 if TYPE_CHECKING:
     from onnxfuse.bench.candidate import Candidate
 
 MOST_COMBINATIONS = 6
 MOST_FINALS = 3
+MOST_APART = 8  # groups of a fusion in APART
 
 Key = tuple[str, str]
 Result = Mapping[str, Any]
@@ -53,7 +55,9 @@ class Group:
     @property
     def name(self) -> str:
         size = "" if not self.width else f" {self.rows or '?'}x{self.width}"
-        return f"{self.fusion}{size}"
+        forms = len({place.site.variant for place in self.places})
+        form = "" if self.fusion not in APART else f" {self.variant}" if forms == 1 else f" of {forms} forms"
+        return f"{self.fusion}{form}{size}"
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -68,11 +72,50 @@ class Group:
 
 
 def grouped(places: Iterable[Place]) -> tuple[Group, ...]:
-    """Groups in the order in which their first sites come."""
-    found: dict[tuple[str, int, int, str], list[Place]] = {}
+    """Groups in the order in which their first sites come.
+
+    Each group costs an engine. Where a fusion of many forms would make more than MOST_APART of them, sites of one form are one group
+    whatever their shapes; where that does not do, the forms of fewest sites are one group together.
+    """
+    found: _Groups = {}
     for place in places:
-        found.setdefault((place.site.fusion, *shape_class(place.site.shape), place.site.dtype), []).append(place)
-    return tuple(Group(*key, tuple(members)) for key, members in found.items())
+        found.setdefault((place.site.fusion, place.site.dtype, *shape_class(place.site.shape), _form(place)), []).append(place)
+    for fusion in sorted(APART):
+        if _count(found, fusion) > MOST_APART:
+            found = _whatever_shape(found, fusion, {_form(place) for members in found.values() for place in members})
+        if _count(found, fusion) > MOST_APART:
+            found = _whatever_shape(found, fusion, _frequent(found, fusion))
+    return tuple(Group(fusion, rows, width, dtype, tuple(members)) for (fusion, dtype, rows, width, _), members in found.items())
+
+
+_Key = tuple[str, str, int, int, "str | None"]
+_Groups = dict[_Key, list[Place]]
+
+
+def _form(place: Place) -> str | None:
+    return place.site.variant if place.site.fusion in APART else None
+
+
+def _count(groups: _Groups, fusion: str) -> int:
+    return sum(key[0] == fusion for key in groups)
+
+
+def _frequent(groups: _Groups, fusion: str) -> set[str | None]:
+    """The forms of most sites, one less than the groups that there may be; those that are equal to the first left out are left out."""
+    sizes = {key[-1]: len(members) for key, members in groups.items() if key[0] == fusion}
+    few = sorted(sizes.values(), reverse=True)[MOST_APART - 1 :][:1]
+    return {form for form, size in sizes.items() if not few or size > few[0]}
+
+
+def _whatever_shape(groups: _Groups, fusion: str, forms: Collection[str | None]) -> _Groups:
+    """`groups` with those of one fusion grouped by their form alone, all other forms together, each where its first site was."""
+    found: _Groups = {}
+    for key, members in groups.items():
+        for place in members:
+            form = _form(place) if _form(place) in forms else None
+            new = (fusion, place.site.dtype, UNKNOWN_ROWS, 0, form) if key[0] == fusion else key
+            found.setdefault(new, []).append(place)
+    return found
 
 
 @dataclass(frozen=True)

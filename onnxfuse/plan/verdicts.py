@@ -21,6 +21,8 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 ESTIMATE_MARGIN = 1.05
 # Rows of a tensor are classed by the next power of two: times change little within one class.
 UNKNOWN_ROWS = 0
+# Fusions whose variants are different kernels, each with a verdict of its own. What says a variant of these says more than the width does.
+APART = frozenset({"elementwise"})
 
 HERE, SHIPPED = "here", "shipped"
 
@@ -175,6 +177,8 @@ class Evidence:
 def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str | None = None) -> Evidence | None:
     """The verdict that says most about `site` on `target`; None where its fusion was never measured at its width.
 
+    An unknown width is like no other, but for fusions in APART: what has the same form is the same kernel.
+
     dtype: what the site's element type will be converted to. Another variant or width says nothing. Of the others the best shares, in this
     order, the GPU, the element type, the TensorRT release and the class of rows with the site; then it is one measured here, of this
     driver, of the newest TensorRT. Where models disagree, the most cautious one counts.
@@ -184,8 +188,9 @@ def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str 
     """
     rows, width = shape_class(site.shape)
     wanted = dtype or site.dtype
-    fitting = [v for v in verdicts if v.fusion == site.fusion and v.width == width and v.variant in (None, site.variant)]
-    if not fitting or not width:
+    variants = (site.variant,) if site.fusion in APART else (None, site.variant)
+    fitting = [v for v in verdicts if v.fusion == site.fusion and v.width == width and v.variant in variants]
+    if not fitting or not (width or site.fusion in APART):
         return None
 
     other_gpu = f"not {target.gpu}" if target.gpu else "the GPU is not known"

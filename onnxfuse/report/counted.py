@@ -32,7 +32,8 @@ def count(root: Path) -> dict[str, int]:
     """Test functions; a parametrized one counts once.
 
     Of a fusion: those of tests/fusions/test_NAME.py. Of a plugin, in tests/plugins and tests/gpu: those that name it or a kernel of it, and
-    those that name no plugin at all in a file that names it, as they run over all of that file's.
+    those that name no plugin at all in a file that names it, as they run over all of that file's. All of tests/NAME, where a plugin has a
+    folder of its own there.
     """
     fusions = sorted((root / "onnxfuse" / "fusions").glob("[a-z]*.py"))
     files = {path.stem: root / "tests" / "fusions" / f"test_{path.stem}.py" for path in fusions if path.stem not in ("base", "pattern")}
@@ -44,6 +45,8 @@ def count(root: Path) -> dict[str, int]:
         for text in _functions(path):
             for plugin in _named(text, plugins) or everywhere:
                 found[plugin] += 1
+    for plugin in plugins:
+        found[plugin] += sum(len(_functions(path)) for path in sorted((root / "tests" / plugin.lower()).glob("test_*.py")))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxfuse import plugins
-from onnxfuse.engine.prepare import CREATORS
+from onnxfuse.engine.prepare import creator
 from onnxfuse.fusions import REGISTRY
 from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.report import counted
@@ -56,20 +56,15 @@ def _used(report: Mapping[str, Any], domain: str) -> dict[str, set[str]]:
         where, _, name = node["op"].rpartition(".")
         if where == domain:
             fusion = {str(sites[node["site"]]["fusion"])} if "site" in node else set()
-            found.setdefault(_plugin(name), set()).update(fusion)
+            found.setdefault(creator(name), set()).update(fusion)
     fused = {str(fusion) for row in report.get("rows") or () for fusion in row.get("sites") or ()}
     if report["kind"] == "benchmark":
         fused.update(str(point["kernel"]).split()[0] for point in (report.get("roofline") or {}).get("points") or ())
     for known in REGISTRY if fused else ():
         if known.name in fused:
             for function in known.functions(_OPSET):
-                found.setdefault(_plugin(function.name), set()).add(known.name)
+                found.setdefault(creator(function.name), set()).add(known.name)
     return found
-
-
-def _plugin(op: str) -> str:
-    """Op types that share a plugin count as that plugin."""
-    return CREATORS[op][0] if op in CREATORS else op
 
 
 def _architectures(names: tuple[str, ...], libraries: Any) -> list[dict[str, Any]]:

@@ -34,7 +34,8 @@ TENSORS = {"skip_layernorm": 3, "skip_rmsnorm": 3, "bias_gelu": 2}
 
 
 def of_results(results: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is not known here are left out.
+    """The part of a report, from a results file of benchmarks/kernels.py. Kernels whose formula is neither known here nor
+    counted in the row are left out.
 
     BadInput where a row or the machine lacks a figure; `where` names the file.
     """
@@ -46,7 +47,8 @@ def of_results(results: Mapping[str, Any], where: str) -> dict[str, Any]:
         lacking = [key for key in ("rows", "width", "microseconds") if not isinstance(row, Mapping) or not _is_figure(row.get(key))]
         if lacking:
             raise BadInput(f"{where}: rows[{number}] lacks the figure {lacking[0]!r}; measure the kernels again")
-        if _formula(row.get("kernel")) in OPERATIONS and row.get("dtype") in SIZES:
+        known = _formula(row.get("kernel")) in OPERATIONS or (_is_figure(row.get("flops")) and _is_figure(row.get("gbps")))
+        if known and row.get("dtype") in SIZES:
             points.append(_point(row))
     matmul = machine.get("matmul_tflops")
     return {
@@ -64,12 +66,14 @@ def _is_figure(value: Any) -> bool:
 def _point(row: Mapping[str, Any]) -> dict[str, Any]:
     kernel, elements = str(row["kernel"]), row["rows"] * row["width"]
     us = row["microseconds"]
-    # What the benchmark says that it moved, where it does.
-    tensors = TENSORS[kernel.split()[0]] + kernel.endswith(WITH_SUM)
-    moved = row["gbps"] * us * 1e3 if _is_figure(row.get("gbps")) else tensors * elements * SIZES[row["dtype"]]
+    # What the benchmark says that it moved, and computes, where it does.
+    if _is_figure(row.get("gbps")):
+        moved = row["gbps"] * us * 1e3
+    else:
+        moved = (TENSORS[kernel.split()[0]] + kernel.endswith(WITH_SUM)) * elements * SIZES[row["dtype"]]
     optional = {name: row[name] for name in ("low", "high", "gbps", "share_of_copy", "cache") if row.get(name) is not None}
     label = f"{row.get('shape', '')} ({row['rows']} × {row['width']})".strip()
-    flops = OPERATIONS[_formula(kernel)] * elements
+    flops = row["flops"] if _is_figure(row.get("flops")) else OPERATIONS[_formula(kernel)] * elements
     return {"kernel": kernel, "label": label, "dtype": row["dtype"], "us": us, "bytes": moved, "flops": flops, **optional}
 
 

@@ -96,6 +96,17 @@ def test_a_ratio_that_placements_dispute_is_marked() -> None:
     assert mark.startswith("automatic over fused: interval too wide")
 
 
+def test_samples_that_spread_within_placements_do_not_hide_what_all_placements_agree_on() -> None:
+    spread = [1.10, 1.22] * 12
+    samples = {"automatic": spread, "fused": [sample / 7 for sample in spread]}
+    placed = [Timings(samples, {}, {}, STEADY, STEADY, ())] * 8
+    assert judge(samples) != []
+    whole = joined(placed)
+    assert whole.marks == ()
+    assert whole.notes[0] == "automatic: interval above 3% of the median within 8 of 8 placements"
+    assert whole.ratio("automatic", "fused").low > 6.9
+
+
 def test_marks_and_notes_of_any_placement_stay() -> None:
     whole = joined([part(1.0), part(1.0, ("m",), ("n",)), part(1.0, ("m",))])
     assert (whole.marks, whole.notes) == (("m",), ("n",))

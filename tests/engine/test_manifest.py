@@ -153,3 +153,16 @@ def test_the_digest_covers_external_data(tmp_path: Path) -> None:
     (tmp_path / "m.bin").unlink()
     with pytest.raises(BadInput, match=r"m\.bin"):
         manifests.model_digest(path)
+
+
+def test_generated_kernels_and_where_they_were_cut() -> None:
+    cut = "80 registers are not enough: cut behind Add"
+    entry = {"form": "Exp-Div", "name": "abc", "cuts": [cut], "faults": ["few warps"], "kernels": [{"sm": 90}]}
+    written = replace(example(), generated=(entry,))
+    again = Manifest.from_json(written.to_json())
+    assert again.generated == (entry,)
+    assert again.cuts == (
+        "generated kernel Exp-Div: 80 registers are not enough: cut behind Add",
+        "generated kernel Exp-Div: few warps, and no cut makes it better",
+    )
+    assert example().cuts == ()

@@ -99,11 +99,13 @@ def fuse(model: ModelProto, only: Iterable[str] | None = None) -> tuple[ModelPro
     """The rewritten model, (fusion, variant) of every site, and the near misses. `only` names fusions; what they need is done first."""
     loaded = load(model)
     pipeline.tidy(loaded)
-    names = None if only is None else {need for fusion in REGISTRY if fusion.name in set(only) for need in (fusion.name, *fusion.needs)}
+    # elementwise takes what all others leave, so that it is looked for only where it is asked for.
+    wanted = {fusion.name for fusion in REGISTRY} - {"elementwise"} if only is None else set(only)
+    names = {need for fusion in REGISTRY if fusion.name in wanted for need in (fusion.name, *fusion.needs)}
     sites: list[tuple[str, str | None]] = []
     misses: list[Miss] = []
     for fusion in REGISTRY:
-        if names is not None and fusion.name not in names:
+        if fusion.name not in names:
             continue
         matches, missed = find(fusion, loaded, Index.of(loaded))
         sites += [(fusion.name, fusion.variant(match)) for match in matches]

@@ -344,3 +344,63 @@ def test_sites_of_folding_that_were_decided_before_stay_decided() -> None:
     search(grouped(places("a", 1)), first, again, lab, Budget(15, lambda: 0))
     assert lab.orders[0].fused == left
     assert lab.orders[1].fused.sites == (("conv_bn", "y", False), ("a", "a0", True))
+
+
+def test_element_wise_chains_are_decided_on_by_their_form() -> None:
+    """Each form is a kernel of its own; the kinds of other fusions are measured together, as before."""
+
+    def site(fusion: str, variant: str, output: str) -> Place:
+        return Place(Site(fusion, variant, output, (output,), "1x96x80x80", "float16"))
+
+    found = grouped(
+        [
+            site("elementwise", "Mul-Add", "a"),
+            site("elementwise", "Add-Clip-Mul-Div", "b"),
+            site("elementwise", "Mul-Add", "c"),
+            site("bias_gelu", "erf", "d"),
+            site("bias_gelu", "tanh", "e"),
+        ]
+    )
+    assert [[place.site.output for place in group.places] for group in found] == [["a", "c"], ["b"], ["d", "e"]]
+    assert [group.variant for group in found] == ["Mul-Add", "Add-Clip-Mul-Div", None]
+    assert found[0].name == "elementwise Mul-Add 8192x80"
+
+
+def chains(counts: dict[str, int], shapes: int) -> list[Place]:
+    """So many sites of each form, in turn at so many shapes."""
+    return [
+        Place(
+            Site(
+                "elementwise",
+                form,
+                f"{form}-{number}",
+                (f"{form}-{number}",),
+                f"1x{1 << number % shapes}x80x{8 << number % shapes}",
+                "float16",
+            )
+        )
+        for form, count in counts.items()
+        for number in range(count)
+    ]
+
+
+def test_chains_of_many_shapes_are_one_group_a_form() -> None:
+    found = grouped([*chains({"Mul-Add": 12, "Mul-Add-Silu": 6}, shapes=6), *places("skip_layernorm", 2)])
+    assert [(group.name, len(group.places)) for group in found] == [
+        ("elementwise Mul-Add", 12),
+        ("elementwise Mul-Add-Silu", 6),
+        ("skip_layernorm 128x768", 2),
+    ]
+
+
+def test_chains_of_many_forms_are_few_groups() -> None:
+    """Those of most sites alone, all others together; every site is in one group."""
+    counts = {f"form{number}": 1 + (number < 5) + (number < 3) for number in range(40)}
+    given = chains(counts, shapes=1)
+    found = grouped(given)
+    assert len(found) == 6
+    assert found[-1].name == "elementwise of 35 forms"
+    assert found[-1].variant is None
+    assert sorted(place.site.output for group in found for place in group.places) == sorted(place.site.output for place in given)
+    assert len(grouped(chains({f"form{number}": 3 for number in range(40)}, shapes=1))) == 1
+    assert len(grouped(chains({f"form{number}": 40 - number for number in range(40)}, shapes=1))) == 8

@@ -155,3 +155,17 @@ def test_a_symbolic_axis_is_an_estimate_until_its_length_is_known() -> None:
     assert unknown.estimate
     assert "a known number" in unknown.reason
     assert known.estimate == ()
+
+
+def test_a_chain_of_open_shape_is_like_another_of_its_form() -> None:
+    """The text detector's heights and widths are open: nothing but the form tells its chains from others."""
+    site = Site("elementwise", "Mul-Add-Clip", "y", ("mul", "add", "clip"), "?x16x?x?", "float16")
+    known = verdict(1.1, 1.2, fusion="elementwise", variant="Mul-Add-Clip", rows=0, width=0)
+    found = verdicts.nearest([known], site, H200)
+    assert found is not None
+    assert found.verdict == known
+    assert found.estimate == ("0 rows, not a known number",)
+    for other in ({"variant": "Mul-Add"}, {"variant": None}, {"width": 80}, {"fusion": "bias_gelu"}):
+        assert verdicts.nearest([replace(known, **other)], site, H200) is None
+    open_norm = replace(SITE, shape="?")
+    assert verdicts.nearest([verdict(rows=0, width=0)], open_norm, H200) is None

@@ -148,7 +148,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 7);
+    EXPECT(library.count == 8);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);
@@ -515,6 +515,84 @@ static void attention(Loaded const& library)
     EXPECT(!library.make("FusedRotary", {number("rotary", &many), {"x_perm", other, PluginFieldType::kINT32, 4}}));
 }
 
+static IPluginV3* elementwise(Loaded const& library, std::string const& layout, std::string const& code = "f0VMRg==")
+{
+    PluginField const fields[] = {{"layout", layout.data(), PluginFieldType::kCHAR, static_cast<int32_t>(layout.size())},
+        {"code", code.data(), PluginFieldType::kCHAR, static_cast<int32_t>(code.size())}};
+    return library.make("Elementwise", {fields[0], fields[1]});
+}
+
+// Fields of a generated kernel: two inputs of [N, C, H, W], one of them a value for each channel; the sum and its mean over the last axis.
+static std::string const kMean = "1;name=abc123;rank=4;vector=8;each=1;end=kept;groups=1,1,1,1;in=h1111,h0100;out=he,hr";
+
+static void generated(Loaded const& library)
+{
+    Builder builder;
+    IPluginV3* const plugin = elementwise(library, kMean);
+    EXPECT(plugin != nullptr);
+    IPluginV3* const copy = plugin->clone();
+    IPluginV3* const again = library.creator("Elementwise")->createPlugin(
+        "node", runtime(plugin)->getFieldsToSerialize(), TensorRTPhase::kRUNTIME);
+    std::string const key = build(plugin)->getTimingCacheID();
+    delete plugin;
+    for (IPluginV3* const one : {copy, again})
+    {
+        EXPECT(std::strcmp(core(one)->getPluginName(), "Elementwise") == 0);
+        EXPECT(is(runtime(one)->getInterfaceInfo(), "PLUGIN_V3ONE_RUNTIME"));
+        EXPECT(key == build(one)->getTimingCacheID());
+        EXPECT(written(runtime(one)->getFieldsToSerialize()) == "layout=" + kMean + ";code=f0VMRg==;");
+        EXPECT(build(one)->getNbOutputs() == 2);
+        DataType const types[] = {DataType::kHALF, DataType::kHALF};
+        DataType made[2] = {};
+        EXPECT(build(one)->getOutputDataTypes(made, 2, types, 2) == 0 && made[0] == DataType::kHALF && made[1] == DataType::kHALF);
+        DimsExprs const dims[] = {symbolic({-1, 6, 4, 8}), symbolic({1, 6, 1, 1})};
+        DimsExprs outputs[2] = {};
+        EXPECT(build(one)->getOutputShapes(dims, 2, nullptr, 0, outputs, 2, builder) == 0);
+        EXPECT(outputs[0].nbDims == 4 && outputs[0].d[0] == dims[0].d[0] && outputs[0].d[3]->getConstantValue() == 8);
+        EXPECT(outputs[1].nbDims == 4 && outputs[1].d[2]->getConstantValue() == 4 && outputs[1].d[3]->getConstantValue() == 1);
+        DynamicPluginTensorDesc const tensors[] = {range({-1, 6, 4, 8}, {2, 6, 4, 8}), range({1, 6, 1, 1}, {1, 6, 1, 1}),
+            range({-1, 6, 4, 8}, {2, 6, 4, 8}), range({-1, 6, 4, 1}, {2, 6, 4, 1})};
+        for (int i = 0; i < 4; ++i)
+            EXPECT(build(one)->supportsFormatCombination(i, tensors, 2, 2));
+        EXPECT(build(one)->configurePlugin(tensors, 2, tensors + 2, 2) == 0);
+    }
+    std::string const dropped = "1;name=0;rank=2;vector=4;each=2;end=dropped;groups=1,1;in=f11;out=fr";
+    DimsExprs const matrix[] = {symbolic({5, -1})};
+    DimsExprs vector[1] = {};
+    EXPECT(build(elementwise(library, dropped))->getOutputShapes(matrix, 1, nullptr, 0, vector, 1, builder) == 0);
+    EXPECT(vector[0].nbDims == 1 && vector[0].d[0]->getConstantValue() == 5);
+}
+
+static void generated_refusals(Loaded const& library)
+{
+    Builder builder;
+    IPluginV3* const plugin = elementwise(library, kMean);
+    DataType const types[] = {DataType::kHALF, DataType::kFLOAT};
+    DataType made[2] = {};
+    EXPECT(build(plugin)->getOutputDataTypes(made, 2, types, 2) != 0);
+    DimsExprs const wrong[] = {symbolic({2, 6, 4, 8}), symbolic({1, 5, 1, 1})}, few[] = {symbolic({2, 6, 4, 8}), symbolic({6})};
+    DimsExprs outputs[2] = {};
+    EXPECT(build(plugin)->getOutputShapes(wrong, 2, nullptr, 0, outputs, 2, builder) != 0);
+    EXPECT(build(plugin)->getOutputShapes(few, 2, nullptr, 0, outputs, 2, builder) != 0);
+    EXPECT(build(plugin)->getOutputShapes(wrong, 1, nullptr, 0, outputs, 2, builder) != 0);
+    DynamicPluginTensorDesc const huge[] = {range({-1, 6, -1, 8}, {65536, 6, 65536, 8}), range({1, 6, 1, 1}, {1, 6, 1, 1})};
+    EXPECT(build(plugin)->configurePlugin(huge, 2, huge, 2) != 0);
+    DynamicPluginTensorDesc tensors[] = {range({2, 6, 4, 8}, {2, 6, 4, 8}), range({1, 6, 1, 1}, {1, 6, 1, 1})};
+    tensors[0].desc.type = DataType::kFLOAT;
+    EXPECT(!build(plugin)->supportsFormatCombination(0, tensors, 2, 0));
+    PluginTensorDesc const shapes[] = {desc({2, 6, 4, 8}), desc({1, 6, 1, 1})};
+    void const* const inputs[2] = {};
+    void* const results[2] = {};
+    EXPECT(runtime(plugin)->enqueue(shapes, shapes, inputs, results, nullptr, nullptr) != 0); // no shapes yet
+    EXPECT(!library.make("Elementwise", {}));
+    for (char const* layout : {"", "2;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe",
+             "1;name=0;rank=9;vector=4;each=1;end=none;groups=9;in=f1;out=fe", "1;name=../x;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe",
+             "1;name=0;rank=2;vector=4;each=1;end=none;groups=1;in=f11;out=fe", "1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f0;out=fe",
+             "1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fr", "1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=z1;out=fe"})
+        EXPECT(!elementwise(library, layout));
+    EXPECT(!elementwise(library, kMean, ""));
+}
+
 int main(int, char** argv)
 {
     Loaded const library(argv[1]);
@@ -531,6 +609,10 @@ int main(int, char** argv)
         types(library);
     else if (scenario == "running")
         running(library);
+    else if (scenario == "generated")
+        generated(library);
+    else if (scenario == "generated_refusals")
+        generated_refusals(library);
     else if (scenario == "recurrence")
         recurrence(library);
     else if (scenario == "attention")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxfuse import plugins
+from onnxfuse import occupancy, plugins
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -40,6 +40,22 @@ def test_build_and_inspect(run_cli: Run, library: Callable[[int], plugins.Librar
     (one,) = said["libraries"]
     assert one["sha256"] == expected[0].sha256
     assert {use["name"] for use in one["kernels"]} == {use.name for use in expected[0].kernels}
+    assert all(use["code"] > 0 and 0 < use["occupancy"] <= 1 for use in one["kernels"] if use["registers"])
+
+
+@pytest.mark.nvcc
+def test_inspect_several_gpus(run_cli: Run, library: Callable[[int], plugins.Library]) -> None:
+    """As people write it: --gpu a100 h100. Both architectures have been compiled by the test before."""
+    kernels = {library(sm).sm: library(sm).kernels for sm in (80, 90)}
+    done = run_cli("plugins", "inspect", "--gpu", "a100", "h100")
+    assert done.returncode == 0, done.stderr
+    assert "sm_80, nvcc" in done.stdout
+    assert "(h20, h100, h100-pcie, h100-nvl, ...)" in done.stdout
+    for column in ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit"):
+        assert column in done.stdout.splitlines()[2].split()
+    said = json.loads(run_cli("plugins", "inspect", "--gpu", "a100", "h100", "--json").stdout)
+    assert [one["sm"] for one in said["libraries"]] == [80, 90]
+    assert said["warnings"] == occupancy.unsuited({f"sm_{sm}": uses for sm, uses in kernels.items()})
 
 
 @pytest.mark.parametrize(

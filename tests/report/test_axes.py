@@ -118,7 +118,7 @@ def test_tests_and_lines_are_counted_in_the_sources() -> None:
         folder = plugins.folder(op.name)
         assert folder is not None
         assert counted.lines(folder) > 20
-        assert counted.kernels(folder)
+        assert counted.kernels(folder) or op.name == "Elementwise"  # whose kernels are generated
     assert plugins.folder("LSTMSequence") == plugins.folder("GRUSequence") == ROOT / "plugins" / "Recurrence"
     assert plugins.folder("NoPlugin") is None
 

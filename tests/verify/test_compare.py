@@ -169,7 +169,7 @@ class Stand:
         self.output_specs = tuple(SimpleNamespace(name=n, dtype="float16", shape=(-1, 8)) for n in ("scaled", "other"))
         tensor = SimpleNamespace(name="x", dtype="float32", shape=(-1, 8), opt=(4, 8))
         layer = SimpleNamespace(inputs=(dtype,), outputs=(dtype,))
-        self.manifest = SimpleNamespace(inputs=(tensor,), layers=(layer,), gpu="a GPU", plugins=None)
+        self.manifest = SimpleNamespace(inputs=(tensor,), layers=(layer,), gpu="a GPU", plugins=None, cuts=())
         self.changed: tuple[str, ...] = ()
 
     def __enter__(self) -> Stand:

@@ -1,0 +1,304 @@
+// Elementwise: an expression whose kernels were generated and compiled when the engine was built. Inputs and outputs are those of the
+// expression, in its order.
+#include "../common/plugin.h"
+#include "driver.h"
+#include "layout.h"
+
+namespace onnxfuse
+{
+namespace
+{
+using nvinfer1::DataType;
+using nvinfer1::PluginField;
+using nvinfer1::PluginFieldType;
+
+// Bytes from base64 without line breaks: a plugin's fields are texts.
+std::string decoded(std::string const& text)
+{
+    static char const kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    int value[256];
+    std::fill(std::begin(value), std::end(value), -1);
+    for (int i = 0; i < 64; ++i)
+        value[static_cast<unsigned char>(kDigits[i])] = i;
+    std::string bytes;
+    unsigned held = 0;
+    int bits = 0;
+    size_t const end = std::min(text.find('='), text.size());
+    for (size_t i = 0; i < end; ++i)
+    {
+        int const digit = value[static_cast<unsigned char>(text[i])];
+        if (digit < 0)
+            refuse("field 'code' is no base64; build the engine again");
+        held = held << 6 | static_cast<unsigned>(digit);
+        bits += 6;
+        if (bits >= 8)
+        {
+            bits -= 8;
+            bytes += static_cast<char>(held >> bits & 0xff);
+        }
+    }
+    return bytes;
+}
+
+char letter_of(DataType type)
+{
+    switch (type)
+    {
+    case DataType::kFLOAT: return 'f';
+    case DataType::kHALF: return 'h';
+    case DataType::kBF16: return 'b';
+    case DataType::kINT32: return 'i';
+    case DataType::kINT64: return 'l';
+    case DataType::kBOOL: return '?';
+    default: return 0;
+    }
+}
+
+DataType type_of(char letter)
+{
+    switch (letter)
+    {
+    case 'f': return DataType::kFLOAT;
+    case 'h': return DataType::kHALF;
+    case 'b': return DataType::kBF16;
+    case 'i': return DataType::kINT32;
+    case 'l': return DataType::kINT64;
+    default: return DataType::kBOOL;
+    }
+}
+
+std::vector<std::vector<int64_t>> extents_of(std::vector<Shape> const& shapes)
+{
+    std::vector<std::vector<int64_t>> extents;
+    for (Shape const& shape : shapes)
+        extents.push_back(shape.extents);
+    return extents;
+}
+} // namespace
+
+class Elementwise final : public nvinfer1::IPluginV3,
+                          public nvinfer1::IPluginV3OneCore,
+                          public nvinfer1::IPluginV3OneBuild,
+                          public nvinfer1::IPluginV3OneRuntime
+{
+public:
+    static constexpr char const* kName = "Elementwise";
+
+    // layout: what the launcher knows of the expression (layout.h). code: machine code, base64.
+    static std::vector<PluginField> const& fields()
+    {
+        static std::vector<PluginField> const known{{"layout", nullptr, PluginFieldType::kCHAR, 1},
+            {"code", nullptr, PluginFieldType::kCHAR, 1}};
+        return known;
+    }
+
+    explicit Elementwise(Fields const& fields)
+        : layout_(Layout::parse(fields.text("layout", "")))
+        , code_(std::make_shared<std::string const>(fields.text("code", "")))
+    {
+        if (code_->empty())
+            refuse("field 'code' is empty; build the engine with onnxfuse build-engine, which compiles it");
+    }
+
+    // --- IPluginV3 ---
+
+    nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override
+    {
+        switch (type)
+        {
+        case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+        case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
+        case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+        }
+        return nullptr;
+    }
+    nvinfer1::IPluginV3* clone() noexcept override
+    {
+        std::unique_ptr<Elementwise> copy;
+        accepted(kName, [&] { copy.reset(new Elementwise(*this)); });
+        return copy.release();
+    }
+    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override
+    {
+        return clone();
+    }
+
+    // --- core ---
+
+    nvinfer1::AsciiChar const* getPluginName() const noexcept override
+    {
+        return kName;
+    }
+    nvinfer1::AsciiChar const* getPluginVersion() const noexcept override
+    {
+        return "1";
+    }
+    nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override
+    {
+        return "onnxfuse";
+    }
+
+    // --- building ---
+
+    int32_t getNbOutputs() const noexcept override
+    {
+        return static_cast<int32_t>(layout_.outputs.size());
+    }
+    int32_t getOutputDataTypes(
+        DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept override
+    {
+        return status([&] {
+            check_count(nbInputs, nbOutputs);
+            for (int32_t i = 0; i < nbInputs; ++i)
+            {
+                if (letter_of(inputTypes[i]) != layout_.inputs[i].type)
+                {
+                    refuse("input %d has TensorRT data type %d, and the expression was made for another; optimize the model again", i,
+                        static_cast<int>(inputTypes[i]));
+                }
+            }
+            for (int32_t i = 0; i < nbOutputs; ++i)
+                outputTypes[i] = type_of(layout_.outputs[i].type);
+        });
+    }
+    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
+        nvinfer1::DimsExprs* outputs, int32_t nbOutputs, nvinfer1::IExprBuilder& builder) noexcept override
+    {
+        return status([&] {
+            check_count(nbInputs, nbOutputs);
+            layout_.full_shape(extents_of(shapes_of(inputs, nbInputs)));
+            for (int32_t i = 0; i < nbOutputs; ++i)
+            {
+                bool const reduced = layout_.outputs[i].reduced;
+                outputs[i].nbDims = layout_.rank - (reduced && layout_.ending == Ending::kDropped ? 1 : 0);
+                for (int axis = 0; axis < outputs[i].nbDims; ++axis)
+                {
+                    Layout::Source const from = layout_.source(axis);
+                    outputs[i].d[axis] = inputs[from.input].d[from.axis];
+                }
+                if (reduced && layout_.ending == Ending::kKept)
+                    outputs[i].d[layout_.rank - 1] = builder.constant(1);
+            }
+        });
+    }
+    bool supportsFormatCombination(
+        int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept override
+    {
+        if (nbInputs != static_cast<int32_t>(layout_.inputs.size()) || nbOutputs != getNbOutputs())
+            return false;
+        char const wanted = pos < nbInputs ? layout_.inputs[pos].type : layout_.outputs[pos - nbInputs].type;
+        return letter_of(inOut[pos].desc.type) == wanted && inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR;
+    }
+    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+        nvinfer1::DynamicPluginTensorDesc const*, int32_t nbOutputs) noexcept override
+    {
+        return status([&] {
+            check_count(nbInputs, nbOutputs);
+            layout_.full_shape(extents_of(shapes_of(in, nbInputs)));
+            std::vector<std::vector<int64_t>> largest;
+            for (int32_t i = 0; i < nbInputs; ++i)
+                largest.push_back(shape_of(in[i].max).extents);
+            int64_t count = 1;
+            for (int64_t const extent : layout_.full_shape(largest))
+            {
+                if (extent > 0 && count > INT32_MAX / extent)
+                    refuse("its tensors can have 2^31 elements or more; leave this node to TensorRT");
+                count *= std::max<int64_t>(extent, 1);
+            }
+        });
+    }
+    char const* getTimingCacheID() noexcept override
+    {
+        return described();
+    }
+    char const* getMetadataString() noexcept override
+    {
+        return described();
+    }
+
+    // --- running ---
+
+    int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*,
+        int32_t nbOutputs) noexcept override
+    {
+        return status([&] {
+            check_count(nbInputs, nbOutputs);
+            shape_ = layout_.full_shape(extents_of(shapes_of(in, nbInputs)));
+            if (!module_)
+            {
+                // Here and not in enqueue, which may be captured into a graph.
+                std::shared_ptr<Module> const loaded = Module::of(decoded(*code_));
+                loaded->prepare(layout_);
+                sms_ = multiprocessors_here();
+                module_ = loaded;
+            }
+        });
+    }
+    int32_t enqueue(nvinfer1::PluginTensorDesc const*, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
+        void* const* outputs, void*, cudaStream_t stream) noexcept override
+    {
+        return status([&] {
+            if (!module_)
+                refuse("enqueue without onShapeChange");
+            Launch const wanted = plan(layout_, shape_, inputs, outputs, sms_);
+            if (wanted.grid > 0)
+                module_->launch(wanted, stream);
+        });
+    }
+    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override
+    {
+        state_ = {text_field("layout", layout_.text), text_field("code", *code_)};
+        collection_ = {static_cast<int32_t>(state_.size()), state_.data()};
+        return &collection_;
+    }
+
+private:
+    // What TensorRT reads through a pointer belongs to this object alone and is not copied.
+    Elementwise(Elementwise const& other)
+        : nvinfer1::IPluginV3(other)
+        , nvinfer1::IPluginV3OneCore(other)
+        , nvinfer1::IPluginV3OneBuild(other)
+        , nvinfer1::IPluginV3OneRuntime(other)
+        , layout_(other.layout_)
+        , code_(other.code_)
+        , module_(other.module_)
+        , shape_(other.shape_)
+        , sms_(other.sms_)
+    {
+    }
+    Elementwise& operator=(Elementwise const&) = delete;
+
+    template <typename Act>
+    static int32_t status(Act act) noexcept
+    {
+        return accepted(kName, act) ? 0 : 1;
+    }
+    static PluginField text_field(char const* name, std::string const& text)
+    {
+        return {name, text.data(), PluginFieldType::kCHAR, static_cast<int32_t>(text.size())};
+    }
+    void check_count(int32_t inputs, int32_t outputs) const
+    {
+        if (inputs != static_cast<int32_t>(layout_.inputs.size()) || outputs != getNbOutputs())
+        {
+            refuse("%d inputs and %d outputs; it has %zu and %zu", inputs, outputs, layout_.inputs.size(), layout_.outputs.size());
+        }
+    }
+    char const* described() noexcept
+    {
+        accepted(kName, [&] { described_ = "onnxfuse 1 Elementwise " + layout_.text; });
+        return described_.c_str();
+    }
+
+    Layout layout_;
+    std::shared_ptr<std::string const> code_; // clones share it
+    std::shared_ptr<Module> module_;
+    std::vector<int64_t> shape_;
+    int sms_ = 1;
+    std::vector<PluginField> state_;
+    nvinfer1::PluginFieldCollection collection_{};
+    std::string described_;
+};
+
+static Registration<Elementwise> const registration;
+} // namespace onnxfuse

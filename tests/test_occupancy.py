@@ -1,0 +1,125 @@
+"""The occupancy calculator against the CUDA toolkit's own, and its warnings in plain words."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from onnxfuse import cubin, gpus, occupancy, plugins
+from onnxfuse.errors import MissingHere
+from onnxfuse.plugins import KernelUse
+
+# cudaOccMaxActiveBlocksPerMultiprocessor of cuda_occupancy.h, given a GPU's properties and a kernel's.
+PROGRAM = r"""
+#include <cstdio>
+#include <cstring>
+#include <cuda_occupancy.h>
+int main()
+{
+    int sm, warps, smem_sm, smem_block, registers, smem, threads;
+    while (std::scanf("%d %d %d %d %d %d %d", &sm, &warps, &smem_sm, &smem_block, &registers, &smem, &threads) == 7)
+    {
+        cudaOccDeviceProp device;
+        std::memset(&device, 0, sizeof device);
+        device.computeMajor = sm / 10;
+        device.computeMinor = sm % 10;
+        device.maxThreadsPerBlock = 1024;
+        device.maxThreadsPerMultiprocessor = 32 * warps;
+        device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+        device.warpSize = 32;
+        device.sharedMemPerBlock = 49152;
+        device.sharedMemPerMultiprocessor = smem_sm;
+        device.sharedMemPerBlockOptin = smem_block;
+        device.reservedSharedMemPerBlock = sm >= 80 ? 1024 : 0;
+        device.numSms = 100;
+        cudaOccFuncAttributes kernel;
+        std::memset(&kernel, 0, sizeof kernel);
+        kernel.maxThreadsPerBlock = 1024;
+        kernel.numRegs = registers;
+        kernel.sharedSizeBytes = smem;
+        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+        kernel.maxDynamicSharedSizeBytes = smem_block;
+        cudaOccDeviceState state;
+        std::memset(&state, 0, sizeof state);
+        state.carveoutConfig = 100;
+        cudaOccResult result;
+        if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, 0) != CUDA_OCC_SUCCESS)
+            std::puts("-1");
+        else
+            std::printf("%d\n", result.activeBlocksPerMultiprocessor);
+    }
+}
+"""
+
+
+@pytest.mark.nvcc
+def test_blocks_are_those_of_the_toolkit(tmp_path: Path) -> None:
+    """Registers, shared memory and threads of every kind, on every architecture of the table."""
+    try:
+        include = plugins.find_nvcc().path.parent.parent / "include"
+    except MissingHere as reason:
+        pytest.skip(str(reason))
+    (tmp_path / "toolkit.cpp").write_text(PROGRAM)
+    subprocess.run(["g++", "-w", "-I", str(include), str(tmp_path / "toolkit.cpp"), "-o", str(tmp_path / "toolkit")], check=True)
+    kernels = list(
+        itertools.product((16, 32, 33, 48, 64, 96, 128, 168, 255), (0, 16, 1024, 16512, 33000, 49152), (32, 96, 128, 256, 384, 512))
+    )
+    lines = []
+    for sm in gpus.architectures():
+        most, card = gpus.resident(sm), gpus.of_architecture(sm)[0]
+        lines += [f"{sm} {most.warps} {most.shared_bytes} {card.shared_kib_block * 1024} {r} {s} {t}" for r, s, t in kernels]
+    said = subprocess.run([tmp_path / "toolkit"], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.split()
+    for line, blocks in zip(lines, map(int, said), strict=True):
+        sm, _, _, _, registers, smem, threads = map(int, line.split())
+        assert occupancy.of(registers, smem, threads, sm).blocks == blocks, line
+
+
+@pytest.mark.parametrize(
+    ("registers", "smem", "threads", "sm", "blocks", "limit"),
+    [
+        (32, 0, 256, 90, 8, "warps"),
+        (40, 0, 32, 90, 32, "blocks"),
+        (255, 0, 256, 90, 1, "registers"),
+        (32, 49152, 128, 80, 3, "shared memory"),
+        (64, 0, 1024, 75, 1, "warps"),
+    ],
+)
+def test_what_is_used_up_first(registers: int, smem: int, threads: int, sm: int, blocks: int, limit: str) -> None:
+    held = occupancy.of(registers, smem, threads, sm)
+    assert (held.blocks, held.limit) == (blocks, limit)
+    assert held.share == held.warps / gpus.resident(sm).warps
+
+
+def test_every_gpu_of_the_table_has_its_limits() -> None:
+    assert {gpu.sm for gpu in gpus.GPUS} == set(gpus.architectures())
+
+
+def use(name: str, sm: int, registers: int, smem: int = 0, threads: int = 256, spilled: int = 0) -> KernelUse:
+    return KernelUse(name, sm, registers, spilled, spilled, 0, smem, 1000, threads)
+
+
+def test_warnings_name_the_kernel_the_card_and_the_reason() -> None:
+    libraries = {
+        "sm_90": [use("even", 90, 32), use("norm<half, 8>", 90, 40, smem=40000), use("wide", 90, 128)],
+        "sm_89": [use("even", 89, 32), use("norm<half, 8>", 89, 40, smem=40000), use("wide", 89, 128, spilled=8)],
+    }
+    spills, few = sorted(occupancy.unsuited(libraries), reverse=True)
+    assert spills == "wide spills 16 bytes of registers to memory on sm_89: it is slow there, leave its sites to TensorRT"
+    assert few == (
+        "norm<half, 8> fills 33% of the warps on sm_89, where shared memory set the limit, and 62% on sm_90: "
+        "what was tuned for sm_90 may not suit sm_89; measure there"
+    )
+    assert occupancy.unsuited({"sm_90": libraries["sm_90"]}) == []
+
+
+def test_a_block_that_has_not_its_shared_memory_cannot_run() -> None:
+    (line,) = occupancy.unsuited({"sm_90": [use("k", 90, 32, smem=200 << 10)], "sm_86": [use("k", 86, 32, smem=200 << 10)]})
+    assert line == "k needs 204800 bytes of shared memory, more than a block has on sm_86: it cannot run there"
+
+
+def test_what_is_no_cubin_has_no_kernels() -> None:
+    for content in (b"", b"\x7fELF", b"\x7fELF\x02" + bytes(100), b"\x7fELF\x02" + b"\xff" * 100, b"not a cubin at all" * 10):
+        assert cubin.kernels(content) == {}
