@@ -31,7 +31,7 @@ class Case:
     reads, writes: elements of each tensor that passes memory once; they lie in another place at every launch of a cold run. Weights are
     small, stay, and are not counted. launch: addresses of the inputs, of the outputs, and the stream; returns a cudaError_t.
     reference: the outputs for the inputs, all float32 tensors of torch. flops: floating-point operations, where they and not the memory
-    are the limit.
+    are the limit. roundings: how many times the usual error results may have, of many layers.
     """
 
     kernel: str
@@ -43,6 +43,7 @@ class Case:
     reference: Callable[[Sequence[Any]], Sequence[Any]]
     threads: int = 0
     flops: int = 0
+    roundings: int = 1
 
     @property
     def moved(self) -> int:

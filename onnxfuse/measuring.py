@@ -31,6 +31,7 @@ from onnxfuse.bench.stats import BUILD_DIFFERENCE, Interval
 from onnxfuse.engine import build, manifest, trt
 from onnxfuse.engine.shapes import inputs_of, sizes_of
 from onnxfuse.errors import BadInput, MissingHere, OnnxfuseError
+from onnxfuse.fusions import REGISTRY
 from onnxfuse.graph.files import atomic
 from onnxfuse.plan import store, verdicts
 from onnxfuse.plan.measure import Budget, Found, Group, Trial, grouped, search
@@ -199,7 +200,7 @@ def measure(
     progress("looking for a GPU and the plugin library")
     machine = Machine.here(gpu)
     progress("looking for sites")
-    places, free = pipeline.sites(model, only, skip)
+    places, free = pipeline.sites(model, only, skip, precision)
     with Runtime() as child:
         if feeds is None:
             progress("making up inputs")
@@ -237,7 +238,7 @@ def measure(
             left = _costly_folding(worker, first, [site.key for site in free]) if free else {}
             base = replace(base, sites=tuple((fusion, output, fused) for (fusion, output), (fused, _) in left.items()))
             first, again = (replace(candidate, automatic=base, fused=base) for candidate in (first, again))
-            found = search(grouped(places), first, again, worker, budget, _promise(machine, precision), worker.announce)
+            found = search(grouped(places), first, again, worker, budget, _promise(machine, precision), worker.announce, _together())
         except KeyboardInterrupt:
             kept = f"{worker.done} measurement{'' if worker.done == 1 else 's'} kept in {folder}"
             raise Interrupted(f"interrupted; {kept}: give the same command again to go on from there") from None
@@ -311,6 +312,11 @@ def _promise(machine: Machine, precision: str) -> Callable[[Group], float]:
         return 1.0 if evidence is None else evidence.verdict.ratio.median
 
     return promise
+
+
+def _together() -> tuple[frozenset[str], ...]:
+    """Names of fusions that belong together."""
+    return tuple(frozenset((fusion.name, *fusion.belongs_with)) for fusion in REGISTRY if fusion.belongs_with)
 
 
 def _verdicts(found: Found, model: Path, machine: Machine, precision: str) -> Iterator[Verdict]:

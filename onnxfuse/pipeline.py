@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2  # of reports: onnxfuse/report/schema.json
 PRECISIONS = ("keep", "fp32", "fp16", "bf16")
+HALVES = ("fp16", "bf16")
 Progress = Callable[[str], None]
 
 
@@ -145,6 +146,7 @@ def optimize(
     with contextlib.ExitStack() as stack:
         with garbage.paused():
             loaded: Model = clock.step("load", "loading", lambda: read.load(model))
+            loaded.becomes_half = precision in HALVES
             before = _count(loaded)
             cleaned = clock.step("clean", "cleaning", lambda: tidy(loaded))
             decisions, misses = clock.step("fuse", "matching and rewriting", lambda: rewrite(loaded, rules))
@@ -235,7 +237,9 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     return list(decisions.values()), left
 
 
-def sites(model: Path, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[tuple[Place, ...], tuple[Site, ...]]:
+def sites(
+    model: Path, only: Sequence[str] = (), skip: Sequence[str] = (), precision: str = "keep"
+) -> tuple[tuple[Place, ...], tuple[Site, ...]]:
     """What there is to measure in a model: every site of a fusion that may cost something, also where they claim the same nodes; and the
     sites of what costs nothing.
 
@@ -245,6 +249,7 @@ def sites(model: Path, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tu
 
     def decided(**rules: Any) -> list[Decision]:
         loaded = read.load(model)
+        loaded.becomes_half = precision in HALVES
         tidy(loaded)
         return rewrite(loaded, policy.Rules(selection=policy.Selection(tuple(only), tuple(skip)), **rules))[0]
 

@@ -49,10 +49,14 @@ OPS = (
     Op("SkipLayerNormalization", "input + skip (+ bias), then LayerNormalization; the sum as second output", MAX_WIDTH),
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
+    Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
+    Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
+    Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, ("float16", "bfloat16")),
     Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
     Op("FusedRotary", "rotary position embedding: halves or neighbours, all or the first elements of a head", None),
     Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None),
+    Op("EncoderStack", "layers of a transformer encoder; heads of 32, 64 or 128, up to 512 a sequence", 1024, ("float16", "bfloat16")),
     Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)
@@ -329,13 +333,19 @@ _FAMILIES = (80, 90, 100, 110, 120)
 
 def _codes(nvcc: Nvcc, sm: int, and_newer: bool) -> list[str]:
     """The values of -gencode: machine code of this architecture only, or of all from it on, and PTX of the last."""
-    codes = [f"arch=compute_{sm},code=sm_{sm}"]
+    codes = [_code(sm)]
     if and_newer:
         newer = [family for family in _FAMILIES if family > sm and family in nvcc.architectures]
-        codes += [f"arch=compute_{family},code=sm_{family}" for family in newer]
+        codes += [_code(family) for family in newer]
         last = max([sm, *newer])
         codes.append(f"arch=compute_{last},code=compute_{last}")
     return codes
+
+
+def _code(sm: int) -> str:
+    """Machine code of an architecture; of Hopper with the instructions that it alone has (wgmma), which every GPU of sm_90 runs."""
+    name = "90a" if sm == 90 else str(sm)
+    return f"arch=compute_{name},code=sm_{name}"
 
 
 def _output(command: list[Path | str]) -> str:

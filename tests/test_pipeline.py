@@ -146,6 +146,7 @@ def test_the_registry_names_each_fusion_once_and_after_what_it_needs() -> None:
     assert len(names) == len(set(names))
     for fusion in REGISTRY:
         assert all(names.index(need) < names.index(fusion.name) for need in fusion.needs)
+        assert set(fusion.belongs_with) <= set(names) - {fusion.name}
 
 
 def test_a_shape_that_only_a_proof_makes_known_is_folded_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import mkdocs_gen_files
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import Box, svg
 
+from onnxfuse.engine.prepare import creator
 from onnxfuse.fusions import BUILT_IN
 from onnxfuse.fusions.base import KINDS, Fusion
 from onnxfuse.fusions.pattern import AnyTensor, Const, Either, Op, Pattern, Through
@@ -86,7 +87,7 @@ def pattern(fusion: Fusion) -> list[str]:
 
 def section(fusion: Fusion) -> str:
     writes = sorted(function.name for function in fusion.functions(13))
-    plugins = [op for op in OPS if op.name in writes]
+    plugins = [op for op in OPS if op.name in set(map(creator, writes))]
     lines = [
         f"### {fusion.name}",
         "",

@@ -185,7 +185,7 @@ def measure(
         "cuda_graph": all(timed.captured.values()),
         "clocks_mhz": {"before": timed.before.sm, "after": timed.after.sm},
         "marks": list(timed.marks) + ([f"outputs disagree: {disagreement}"] if not agrees else []),
-        "notes": [*notes, *timed.notes, *unprofiled, *more.notes, *fused.manifest.cuts],
+        "notes": [*notes, *timed.notes, *unprofiled, *more.notes, *fused.manifest.notes],
         "seconds": clock.seconds,
         **({"layers": profile} if profile else {}),
         **more.facts,

@@ -96,6 +96,8 @@ def _make_kit(folder: Path, model: Path, name: str, **settings: Any) -> None:
     target, code = ("every GPU from sm_80 on", "sm_80 and newer") if compatible else (made.gpu.name, f"sm_{made.gpu.sm}")
     plugins = f"plugins {', '.join(made.plugins)} for {code}" if made.plugins else "no plugins"
     typer.echo(f"{folder}: kit for {target}, {made.size / 1e6:.1f} MB: {plugins}; {made.cases} inputs with their outputs")
+    for line in made.notes:
+        typer.echo(line)
     script = shlex.quote(str(Path(folder.name) / "kit.py"))
     machine = "a machine with such a GPU" if compatible else "a machine with that GPU"
     typer.echo(f"on {machine}, tensorrt and numpy: python3 {script} --sha256 {made.sha256}")
@@ -112,7 +114,7 @@ def summary(manifest: Manifest, out: Path) -> list[str]:
     if manifest.plugins is not None:
         where = "embedded in the engine" if manifest.plugins.embedded else f"beside it in {manifest.plugins.file}"
         lines.append(f"plugins: {', '.join(manifest.plugins.ops)}, {where}")
-    lines += manifest.cuts
+    lines += manifest.notes
     return lines
 
 

@@ -291,8 +291,8 @@ def _check_engine(task: _Task, path: Path, feed: Feeds, outputs: Outputs, given:
     engine = task.engines[path]
     got = engine.run(cast_feeds(engine.inputs, feed))
     limits = _engine_limits(task, engine)
-    cuts = engine.manifest.cuts if engine.manifest is not None else ()
-    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed, *cuts)
+    said = engine.manifest.notes if engine.manifest is not None else ()
+    notes = (f"the limits are those of {limits.name}, the lowest precision of the engine's layers", *engine.changed, *said)
     return _compared(given, outputs, got, limits, notes, same_dtype=False)
 
 

@@ -78,7 +78,7 @@ def _engine(path: Path) -> dict[str, Any]:
     found["intact"] = manifest.engine_sha256 == found["sha256"]
     if not found["intact"]:
         found["notes"].append("the manifest was written for another engine: this file is not trusted; build it again")
-    found["notes"] += [*_changes(path, manifest), *_library(path, manifest), *manifest.cuts]
+    found["notes"] += [*_changes(path, manifest), *_library(path, manifest), *manifest.notes]
     return found
 
 

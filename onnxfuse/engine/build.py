@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onnxfuse.engine import encoder, prepare, trt
 from onnxfuse.engine import manifest as manifests
-from onnxfuse.engine import prepare, trt
 from onnxfuse.engine.manifest import Manifest
 from onnxfuse.engine.shapes import inputs_of, parse
 from onnxfuse.errors import BadInput, MissingHere, refusal
@@ -108,17 +108,19 @@ def build(
     """
     _check_output(model, out)
     profiles = _profiles(model, shapes)
-    wanted = prepare.plugin_ops_in(model, _plugin_ops()) if use_plugins else frozenset()
+    left: list[str] = []
+    wanted = prepare.plugin_ops_in(model, _plugin_ops(), left.append) if use_plugins else frozenset()
     cache = _read_cache(timing_cache)
     _check_gpu_name(gpu)
     device = _device(gpu)
     check_gpu(gpu, device)
     if compatible and device.sm < manifests.AMPERE:
         raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
+    wanted = prepare.taken(wanted, manifests.AMPERE if compatible else device.sm, left.append)
     library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
     plans = _generated(model, wanted, manifests.AMPERE if compatible else device.sm, compatible is not None)
     order = trt.Order(
-        model=prepare.for_parser(model, wanted, plans),
+        model=prepare.for_parser(model, wanted, plans, points(profiles), encoder.compiled, left.append),
         path=model,
         profiles=profiles,
         cache=cache,
@@ -129,7 +131,7 @@ def build(
         level=level,
     )
     use = _plugin_use(library, out, embed_plugins, wanted)
-    return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()))
+    return _make(order, out, device, use, timing_cache, progress, tuple(plan.to_dict() for plan in plans.values()), tuple(left))
 
 
 def build_reference_fp16flag(model: Path, out: Path, *, shapes: Sequence[str] = (), timing_cache: Path | None = None) -> Manifest:
@@ -160,7 +162,7 @@ def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
 
     trt.tensorrt()
     device = trt.gpu()
-    ops = frozenset(plugin_ops)
+    ops = prepare.taken(frozenset(plugin_ops), device.sm)
     order = trt.Order(
         model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
         path=model,
@@ -260,6 +262,7 @@ def _make(
     timing_cache: Path | None,
     progress: ProgressCallback | None,
     generated: tuple[Mapping[str, Any], ...] = (),
+    left: tuple[str, ...] = (),
 ) -> Manifest:
     """Builds what `order` says and writes engine, manifest and timing cache."""
     start = time.monotonic()
@@ -286,6 +289,7 @@ def _make(
         timing_cache=_seen_from(out, timing_cache) if timing_cache is not None and built.cache is not None else None,
         compatible="ampere+" if order.compatible else None,
         generated=generated,
+        left=left,
     )
     _write(out, built.engine, result, order.libraries)
     if timing_cache is not None and built.cache is not None:
@@ -380,6 +384,11 @@ def _generated(model: Path, ops: frozenset[str], sm: int, and_newer: bool) -> di
     from onnxfuse.elementwise import compiling
 
     return compiling.fit_all(texts, sm, and_newer=and_newer)
+
+
+def points(profiles: Mapping[str, trt.Range]) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """The shapes that a profile names: smallest, to optimize for, and largest."""
+    return tuple({name: tuple(shapes[i]) for name, shapes in profiles.items()} for i in range(3)) if profiles else ({},)
 
 
 def _plugin_use(library: Library | None, out: Path, embedded: bool, ops: frozenset[str]) -> manifests.PluginUse | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper, inliner
 
+from onnxfuse.engine import encoder
 from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
 from onnxfuse.graph.model import DOMAIN
@@ -36,12 +37,23 @@ COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
+    "DepthwiseConvLayerNormLast": ("DepthwiseConvLayerNorm", {"channels_last": 1}),
+    "FilmGroupNormSilu": ("GroupNormSilu", {"film": 1}),
+    "LinearGelu": ("Linear", {"activation": "gelu"}),
+    "LinearGeluTanh": ("Linear", {"activation": "gelu_tanh"}),
+    "LinearQuickGelu": ("Linear", {"activation": "gelu_quick"}),
+    "LinearRelu": ("Linear", {"activation": "relu"}),
+    "LinearResidual": ("Linear", {"residual": 1}),
+    "LinearSilu": ("Linear", {"activation": "silu"}),
     **recurrence.CREATORS,
     **attention.CREATORS,
     **rotary.CREATORS,
+    **{op_type: (encoder.STACK, {}) for op_type in encoder.KINDS},
 }
 # Its plugins' kernels are generated: each node carries its own.
 GENERATED = "Elementwise"
+# Creators whose plugins take float16 and bfloat16 alone: a node that stayed in float32 is spelled out again.
+HALF_ALONE = frozenset({"Linear"})
 # What the parser knows as a standard operator whatever version the model imports (its importers look at the name alone, in 10.0 and
 # later): onnxfuse op type -> operator and attributes. The functions compute in float32 between casts, and TensorRT 10.6 then keeps a
 # GELU out of the matmul's kernel before it (seen in ViT-S in half precision).
@@ -52,12 +64,24 @@ NATIVE: dict[str, tuple[str, dict[str, int | str]]] = {
 }
 
 
-def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, Plan] | None = None) -> bytes:
+_APART = "InFloat32"
+
+
+def for_parser(
+    path: Path,
+    plugin_ops: frozenset[str],
+    generated: Mapping[str, Plan] | None = None,
+    points: Sequence[encoder.Point] = ({},),
+    compile: encoder.Compile | None = None,
+    say: encoder.Say = lambda line: None,
+) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
     without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
-    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. External data are not
+    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. With `compile`, encoder
+    layers get kernels for their shapes at `points`, which give shapes to inputs that have none of their own; `say` is told why some of them
+    are left to TensorRT. External data are not
     read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
     one, and the nodes of an inlined body are named after the node they stand for ("norm_3/ReduceMean"), so that TensorRT's layers can be
     led back to the model's nodes.
@@ -65,11 +89,20 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     Raises BadInput where the file is not an ONNX model, or where an onnxfuse node has neither plugin nor function.
     """
     model = read(path)
+    encoders = encoder.STACK in {creator(op) for op in plugin_ops}
+    shapes = encoder.shapes_at(model, path.parent, points) if encoders else {}
     for graph in _all_graphs(model):
         _make_native(graph.node)
+        if encoders:
+            encoder.merge(graph, path.parent, shapes, say)
+        if compile is not None:
+            encoder.compile_for(graph, shapes, compile)
+    _set_float32_apart(model)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}
-    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | {creator(op) for op in plugin_ops})
+    made = {creator(op) for op in plugin_ops}
+    # The encoder layers that are left are those that the plugin does not take.
+    plugin_ops = frozenset(op_type for op_type in called if creator(op_type) in plugin_ops | made and op_type not in encoder.KINDS)
     if generated is None:
         plugin_ops = frozenset(op_type for op_type in plugin_ops if creator(op_type) != GENERATED)
     for op_type in sorted(called - defined - plugin_ops):
@@ -93,9 +126,35 @@ def for_parser(path: Path, plugin_ops: frozenset[str], generated: Mapping[str, P
     return bytes(model.SerializeToString())
 
 
-def plugin_ops_in(path: Path, plugin_ops: frozenset[str]) -> frozenset[str]:
+def _set_float32_apart(model: onnx.ModelProto) -> None:
+    """Gives the float32 nodes of HALF_ALONE an op type of their own, with the same function, that no plugin executes."""
+    apart = set()
+    for node in _nodes(model):
+        half_alone = node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE
+        if half_alone and any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute):
+            apart.add(node.op_type)
+            node.op_type += _APART
+    for function in [function for function in model.functions if function.domain == DOMAIN and function.name in apart]:
+        copy = model.functions.add()
+        copy.CopyFrom(function)
+        copy.name += _APART
+
+
+def plugin_ops_in(path: Path, plugin_ops: frozenset[str], say: encoder.Say = lambda line: None) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    return frozenset(node.op_type for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops)
+    known = [node for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops]
+    wide = [node for node in known if node.op_type in encoder.KINDS and not encoder.executable(node)]
+    if wide:
+        say(f"encoder layers: their kernel takes float16 and bfloat16, and {len(wide)} are of another type: left to TensorRT")
+    return frozenset(node.op_type for node in known if node not in wide)
+
+
+def taken(ops: frozenset[str], sm: int, say: encoder.Say = lambda line: None) -> frozenset[str]:
+    """Those of `ops` whose plugins run on this architecture: encoder layers have a kernel for sm_90 alone, and are TensorRT's elsewhere."""
+    runs = ops if sm == encoder.SM else frozenset(op for op in ops if creator(op) != encoder.STACK)
+    if runs != ops:
+        say(f"encoder layers: their kernel is for sm_{encoder.SM}, and this is for sm_{sm}: left to TensorRT")
+    return runs
 
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ function attributes need IR version 9.
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import onnx.parser
 
@@ -33,3 +35,10 @@ def row_mean(opset: int, result: str, of: str) -> str:
     if opset >= 18:
         return f"{result}_axes = Constant <value_ints = [-1]> () {result} = ReduceMean <keepdims = 1> ({of}, {result}_axes)"
     return f"{result} = ReduceMean <axes = [-1], keepdims = 1> ({of})"
+
+
+def scoped(statements: str, prefix: str, outside: frozenset[str] = frozenset()) -> str:
+    """`statements` with a prefix before all names that they give to results, but for those in `outside`: to be used twice in a body."""
+    names = sorted(set(re.findall(r"(\w+)\s*=\s*[A-Z]", statements)) - outside)
+    # Attributes may be called like results (`x = 1`, `epsilon: float = @epsilon`), and stay.
+    return re.sub(rf"\b({'|'.join(names)})\b(?!\s*[:=]\s*[a-z@])", rf"{prefix}\1", statements) if names else statements

@@ -16,13 +16,14 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions.pattern import DOMAIN, Matcher, Pattern, leads_in, leaf_names, least_nodes, root_types
+from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Matcher, Pattern, leads_in, leaf_names, least_nodes, root_types
 from onnxfuse.graph import functions, origin, query
 from onnxfuse.graph.ir import Constant, Node, Variable, detach
 from onnxfuse.graph.model import Model
 
 Kind = Literal["canonical", "folding", "fused"]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order in which they are applied
+_MOST_OF_A_SHAPE = 64  # nodes between a tensor and the Reshape that reads its sizes
 # How many ways of reading one root as the pattern are checked; with branches that lead far there can be thousands, all refused alike.
 _MOST_FOUND = 32
 
@@ -81,9 +82,25 @@ class Match:
             return "a graph output"
         inside = {id(node) for node in self.nodes}
         for reader in value.outputs:
-            if id(reader) not in inside:
+            if id(reader) not in inside and not self._measures(reader, inside):
                 return f"'{label(reader)}' ({reader.op})"
         return None
+
+    def _measures(self, reader: gs.Node, inside: set[int]) -> bool:
+        """Whether `reader` takes a shape that serves nodes of the site alone (a Reshape to what was there before) and goes with them."""
+        if reader.op != "Shape" or reader.domain not in STANDARD:
+            return False
+        seen: dict[int, gs.Node] = {}
+        pending = [reader]
+        while pending:
+            node = pending.pop()
+            if id(node) in inside or id(node) in seen:
+                continue
+            seen[id(node)] = node
+            if len(seen) > _MOST_OF_A_SHAPE or any(not value.outputs or id(value) in self.index.outputs for value in node.outputs):
+                return False
+            pending.extend(other for value in node.outputs for other in value.outputs)
+        return True
 
 
 class Fusion:
@@ -93,8 +110,13 @@ class Fusion:
     kind: Kind
     # Canonical fusions that this one is built on.
     needs: tuple[str, ...] = ()
+    # Fusions at whose border nothing is left to convert where both are fused: policy measure tries them together first.
+    belongs_with: tuple[str, ...] = ()
     # Folding that costs nothing and is never measured: the policy `proven` always does it.
     free: bool = False
+    # Where its kernels are: compute capabilities (90) and numpy's names of element types; empty for all.
+    architectures: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
     # Tried in this order, the larger first.
     patterns: tuple[Pattern, ...]
     # The operator without which an attempt is no near miss, where others of the pattern stand everywhere.

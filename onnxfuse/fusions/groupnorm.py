@@ -11,6 +11,7 @@ GroupNormalization of version 18 has a scale for each group, is deprecated and i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Pattern, const, op, produ
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
+MOST_CHANNELS = 1 << 20
 NATIVE = 21
 # From this version on a Constant can take an integer from an attribute; below, the node carries the target of its Reshape.
 _FROM_ATTRIBUTE = 12
@@ -54,7 +56,7 @@ class GroupNorm(Fusion):
         shape = query.shape(x)
         if shape is None or not 3 <= len(shape) <= 5 or not isinstance(shape[1], int):
             return Refusal(f"'{x.name}' is not proved to be [N, C, ...] of rank 3 to 5 with C known", shape)
-        refusal = _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
+        refusal = refuse_channels(shape[1]) or _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
         if refusal:
             return refusal
         folded = _parameters(match)
@@ -72,57 +74,70 @@ class GroupNorm(Fusion):
             stem = match[f"group_{role}"].name if given is None else given.name
             inputs.append(new.constant(stem, values.astype(_norms.numpy_type(x))))
         groups = _groups(match)
-        attrs = {"num_groups": groups, "epsilon": float(match.node("instance").attrs.get("epsilon", 1e-5))}
+        epsilon = float(match.node("instance").attrs.get("epsilon", 1e-5))
         if new.opset >= NATIVE:
+            attrs = {"num_groups": groups, "epsilon": epsilon}
             return new.node("GroupNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name)
-        attrs["dtype"] = _norms.element_type(x)
-        if new.opset < _FROM_ATTRIBUTE:
-            kind = np.int64 if new.opset >= _INTEGERS else np.float32
-            attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], kind))
+        attrs = attributes(new.opset, groups, epsilon, x)
         return new.node("GroupNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name, domain=DOMAIN)
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         if opset >= NATIVE:
             return ()
-        if opset >= _FROM_ATTRIBUTE:
-            attributes = "num_groups, epsilon, dtype"
-            target = """number = Constant <value_int: int = @num_groups> ()
-                        count = Reshape (number, rest)
-                        grouped_target = Concat <axis = 0> (same, count, rest)"""
-        else:
-            attributes = "num_groups, epsilon, dtype, grouped_shape"
-            target = "sizes = Constant <value: tensor = @grouped_shape> () grouped_target = Cast <to = 7> (sizes)"
-        function = _bodies.define(
-            opset,
-            f"""GroupNormalization <{attributes}> (X, Scale, Bias) => (Y) {{
-                x = Cast <to = 1> (X)
-                {_integer(opset, "same", 0)} {_integer(opset, "one", 1)} {_integer(opset, "rest", -1)}
-                {target}
-                grouped = Reshape (x, grouped_target)
-                {_bodies.row_mean(opset, "mean", "grouped")}
-                centered = Sub (grouped, mean)
-                square = Mul (centered, centered)
-                {_bodies.row_mean(opset, "variance", "square")}
-                {_bodies.epsilon(opset)}
-                shifted = Add (variance, eps)
-                root = Sqrt (shifted)
-                norm = Div (centered, root)
-                channels = Shape (Scale)
-                flat_target = Concat <axis = 0> (same, channels, rest)
-                flat = Reshape (norm, flat_target)
-                column = Concat <axis = 0> (channels, one)
-                wide_scale = Cast <to = 1> (Scale)
-                wide_bias = Cast <to = 1> (Bias)
-                scale = Reshape (wide_scale, column)
-                bias = Reshape (wide_bias, column)
-                scaled = Mul (flat, scale)
-                y = Add (scaled, bias)
-                shape = Shape (X)
-                back = Reshape (y, shape)
-                Y = Cast <to: int = @dtype> (back)
-            }}""",
-        )
-        return (function,)
+        body = statements(opset, "X", "Scale", "Bias", "Y")
+        return (_bodies.define(opset, f"GroupNormalization <{attribute_names(opset)}> (X, Scale, Bias) => (Y) {{ {body} }}"),)
+
+
+def attributes(opset: int, groups: int, epsilon: float, x: gs.Tensor) -> dict[str, Any]:
+    """What a node carries for `statements`."""
+    attrs: dict[str, Any] = {"num_groups": groups, "epsilon": epsilon, "dtype": _norms.element_type(x)}
+    if opset < _FROM_ATTRIBUTE:
+        kind = np.int64 if opset >= _INTEGERS else np.float32
+        attrs["grouped_shape"] = gs.Constant("grouped_shape", np.array([0, groups, -1], kind))
+    return attrs
+
+
+def attribute_names(opset: int) -> str:
+    """The attributes that a function of `statements` declares."""
+    return "num_groups, epsilon, dtype" if opset >= _FROM_ATTRIBUTE else "num_groups, epsilon, dtype, grouped_shape"
+
+
+def statements(opset: int, given: str, scale: str, bias: str, result: str) -> str:
+    """A function's statements for `result`, of the attributes of `attributes`: the native operator where there is one."""
+    if opset >= NATIVE:
+        native = "num_groups: int = @num_groups, epsilon: float = @epsilon"
+        return f"{result} = GroupNormalization <{native}> ({given}, {scale}, {bias})"
+    if opset >= _FROM_ATTRIBUTE:
+        target = """number = Constant <value_int: int = @num_groups> ()
+                    count = Reshape (number, rest)
+                    grouped_target = Concat <axis = 0> (same, count, rest)"""
+    else:
+        target = "sizes = Constant <value: tensor = @grouped_shape> () grouped_target = Cast <to = 7> (sizes)"
+    return f"""x = Cast <to = 1> ({given})
+        {_integer(opset, "same", 0)} {_integer(opset, "one", 1)} {_integer(opset, "rest", -1)}
+        {target}
+        grouped = Reshape (x, grouped_target)
+        {_bodies.row_mean(opset, "mean", "grouped")}
+        centered = Sub (grouped, mean)
+        square = Mul (centered, centered)
+        {_bodies.row_mean(opset, "variance", "square")}
+        {_bodies.epsilon(opset)}
+        shifted = Add (variance, eps)
+        root = Sqrt (shifted)
+        norm = Div (centered, root)
+        channels = Shape ({scale})
+        flat_target = Concat <axis = 0> (same, channels, rest)
+        flat = Reshape (norm, flat_target)
+        column = Concat <axis = 0> (channels, one)
+        wide_scale = Cast <to = 1> ({scale})
+        wide_bias = Cast <to = 1> ({bias})
+        scale_column = Reshape (wide_scale, column)
+        bias_column = Reshape (wide_bias, column)
+        scaled = Mul (flat, scale_column)
+        y = Add (scaled, bias_column)
+        shape = Shape ({given})
+        back = Reshape (y, shape)
+        {result} = Cast <to: int = @dtype> (back)"""
 
 
 def _integer(opset: int, name: str, number: int) -> str:
@@ -130,6 +145,11 @@ def _integer(opset: int, name: str, number: int) -> str:
     if opset >= _INTEGERS:
         return f"{name} = Constant <value = int64[1] {{{number}}}> ()"
     return f"{name}_float = Constant <value = float[1] {{{number}.0}}> () {name} = Cast <to = 7> ({name}_float)"
+
+
+def refuse_channels(channels: int) -> Refusal | None:
+    """More than anybody means: a value for each of them is written."""
+    return None if channels <= MOST_CHANNELS else Refusal(f"more than {MOST_CHANNELS} channels", channels)
 
 
 def _groups(match: Match) -> int:
@@ -147,8 +167,8 @@ def _refuse_groups(match: Match, shape: Sequence[int | str | None], channels: in
     if sizes is None or len(sizes) != 1 or query.shape(match["group_bias"]) != sizes:
         return Refusal("scale of the InstanceNormalization is not one value for each of the groups", sizes)
     groups = _groups(match)
-    wanted = [int(size) for size in target]
-    if len(wanted) != 3 or wanted[1] != groups:
+    wanted = [int(size) for size in target.reshape(-1)]
+    if target.ndim != 1 or len(wanted) != 3 or wanted[1] != groups:
         return Refusal(f"Reshape does not make [N, {groups}, -1]", wanted)
     if groups < 1 or channels % groups:
         return Refusal(f"{channels} channels cannot be divided into groups", groups)

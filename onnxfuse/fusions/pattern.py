@@ -54,7 +54,7 @@ class Const(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Op(Pattern):
-    """The first output of a node of one of `types`, or with `part` any of its outputs, whose inputs match `inputs`.
+    """Output `place` of a node of one of `types`, or with `part` any of its outputs, whose inputs match `inputs`.
 
     `rest` allows further inputs (the axes of a reduction). A `context` node is needed for the match but is not part of
     the fusion: it stays, and what it computes may have other readers.
@@ -66,6 +66,7 @@ class Op(Pattern):
     rest: bool
     context: bool
     domains: tuple[str | None, ...]
+    place: int = 0
     part: bool = False
 
 
@@ -92,9 +93,11 @@ def const(name: str, value: float | None = None) -> Const:
     return Const(name, value)
 
 
-def op(types: str | tuple[str, ...], *inputs: Pattern, out: str | None = None, rest: bool = False, context: bool = False) -> Op:
+def op(
+    types: str | tuple[str, ...], *inputs: Pattern, out: str | None = None, rest: bool = False, context: bool = False, place: int = 0
+) -> Op:
     """A node of the standard domain."""
-    return Op((types,) if isinstance(types, str) else types, inputs, out, rest, context, STANDARD)
+    return Op((types,) if isinstance(types, str) else types, inputs, out, rest, context, STANDARD, place)
 
 
 def part(type_: str, *inputs: Pattern, out: str | None = None) -> Op:
@@ -326,8 +329,9 @@ class Matcher:
         if node.op not in pattern.types or node.domain not in pattern.domains:
             self._fail(state, node, f"'{value.name}' comes from {node.op}, not from {' or '.join(pattern.types)}", node.op)
             return
-        if node.outputs[0] is not value and not pattern.part:
-            self._fail(state, node, f"'{value.name}' is not the first output of {node.op}", value.name)
+        if not pattern.part and (len(node.outputs) <= pattern.place or node.outputs[pattern.place] is not value):
+            which = f"output {pattern.place}" if pattern.place else "the first output"
+            self._fail(state, node, f"'{value.name}' is not {which} of {node.op}", value.name)
             return
         given = len(node.inputs)
         while given > len(pattern.inputs) and node.inputs[given - 1].is_empty():

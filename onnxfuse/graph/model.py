@@ -37,6 +37,7 @@ class Model:
     path: Path | None = None
     defaults: dict[str, Weight] = field(default_factory=dict)  # of overridable graph inputs, by name
     external: bool = False  # the source kept weights in files of their own
+    becomes_half: bool = False  # rewriting is followed by the conversion to float16 or bfloat16
     names: set[str] = field(default_factory=set, repr=False)  # every name ever used, filled on first need
     _counts: dict[str, int] = field(default_factory=dict, repr=False)
     _flat: gs.Graph | None = field(default=None, repr=False, compare=False)  # the main graph, if it is known to have no subgraphs

@@ -380,6 +380,11 @@ def _transpose(walk: _Walk, node: gs.Node) -> Shapes:
     return [[dims[axis] for axis in node.attrs.get("perm") or reversed(range(len(dims)))]]
 
 
+def _depthwise_norm(walk: _Walk, node: gs.Node) -> Shapes:
+    dims = walk.dims(node)
+    return [] if dims is None or len(dims) != 4 else [[dims[axis] for axis in (0, 2, 3, 1)]]
+
+
 def _squeeze(walk: _Walk, node: gs.Node) -> Shapes:
     dims, axes = walk.dims(node), walk.numbers(node, 1, "axes")
     if dims is None or axes is None:
@@ -681,11 +686,11 @@ def _where_value(walk: _Walk, node: gs.Node) -> Value | None:
 
 
 _UNCHANGED = """
-    Abs BatchNormalization BiasGelu BiasGeluTanh BiasQuickGelu Cast CastLike Ceil Celu Clip Cos CumSum DequantizeLinear Dropout
-    DynamicQuantizeLinear Elu Erf Exp Floor Gelu GeluTanh GroupNormalization HardSigmoid HardSwish Hardmax Identity InstanceNormalization
-    IsInf IsNaN LRN LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not PRelu
-    QuantizeLinear QuickGelu RMSNormalization Reciprocal Relu Round ScatterElements ScatterND Selu Shrink Sigmoid Sign Silu Sin Softmax
-    Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu
+    Abs BatchNormalization BiasGelu BiasGeluTanh BiasQuickGelu Cast CastLike Ceil Celu Clip Cos CumSum DepthwiseConvLayerNormLast
+    DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp FilmGroupNormSilu Floor Gelu GeluTanh GroupNormSilu GroupNormalization
+    HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log LogSoftmax
+    LpNormalization MeanVarianceNormalization Mish Neg Not PRelu QuantizeLinear QuickGelu RMSNormalization Reciprocal Relu Round
+    ScatterElements ScatterND Selu Shrink Sigmoid Sign Silu Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu
 """.split()  # noqa: SIM905
 _BROADCASTING = """
     Add And BitwiseAnd BitwiseOr Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or Pow Sub Sum Where Xor
@@ -700,9 +705,11 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **dict.fromkeys(("SkipLayerNormalization", "SkipRMSNormalization"), _residual_norm),
     **dict.fromkeys(("MatMul", "MatMulInteger"), _matmul),
+    **dict.fromkeys(("LinearGelu", "LinearGeluTanh", "LinearQuickGelu", "LinearRelu", "LinearResidual", "LinearSilu"), _matmul),
     **dict.fromkeys(("Conv", "ConvInteger", "AveragePool", "MaxPool"), _window),
     "Concat": _concat,
     "ConstantOfShape": _of_shape,
+    "DepthwiseConvLayerNorm": _depthwise_norm,
     "Expand": _expand,
     "Gather": _gather,
     "Gemm": _gemm,

@@ -20,8 +20,8 @@ import onnx
 
 from onnxfuse import __version__, plugins
 from onnxfuse.elementwise.compiling import fit_all
+from onnxfuse.engine import encoder, prepare
 from onnxfuse.engine import manifest as manifests
-from onnxfuse.engine import prepare
 from onnxfuse.engine.shapes import Profile, inputs_of, parse
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph import tensors, weights
@@ -54,6 +54,8 @@ class Kit:
     """Bytes of all files."""
     plugins: tuple[str, ...]
     cases: int
+    notes: tuple[str, ...] = ()
+    """What was left to TensorRT and why, and generated kernels that were too big."""
 
 
 def make(
@@ -80,13 +82,19 @@ def make(
     if compatible is not None and gpu.sm < manifests.AMPERE:
         raise BadInput(f"--gpu {gpu.name}: hardware-compatible engines need compute capability 8.0 or newer; leave --compatible off")
     profiles = parse(shapes, inputs_of(model))
-    wanted = prepare.plugin_ops_in(model, frozenset(op.name for op in plugins.ops())) if use_plugins else frozenset()
-    engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
+    left: list[str] = []
+    wanted = prepare.plugin_ops_in(model, frozenset(op.name for op in plugins.ops()), left.append) if use_plugins else frozenset()
     with whole_folder(folder) as work:
         progress("preparing the models")
         sm = manifests.AMPERE if compatible else gpu.sm
+        wanted = prepare.taken(wanted, sm, left.append)
         plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
-        protos = {name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans)) for name, ops in engines.items()}
+        engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
+        at = tuple({name: tuple(getattr(p, which)) for name, p in profiles.items()} for which in ("min", "opt", "max"))
+        protos = {
+            name: onnx.ModelProto.FromString(prepare.for_parser(model, ops, plans, at, encoder.compiled, left.append))
+            for name, ops in engines.items()
+        }
         _write_models(protos, model.parent, work)
         library = None
         if wanted:
@@ -99,6 +107,7 @@ def make(
         _write_reference(given, work / REFERENCE)
         shutil.copyfile(Path(target.__file__), work / SCRIPT)
         files = {path.name: manifests.file_digest(path) for path in sorted(work.iterdir())}
+        notes = [*left, *manifests.cuts(plan.to_dict() for plan in plans.values())]
         creators = sorted({prepare.creator(op) for op in wanted})
         about = {
             "schema": target.SCHEMA,
@@ -113,13 +122,13 @@ def make(
             "engines": {name: {"model": f"{name}.onnx", "plugins": creators if ops else []} for name, ops in engines.items()},
             "library": plugins.LIBRARY if library else None,
             **_limits(model, original, given),
-            "notes": list(manifests.cuts(plan.to_dict() for plan in plans.values())),
+            "notes": notes,
             "files": files,
         }
         text = (json.dumps(about, indent=1) + "\n").encode()
         (work / target.KIT).write_bytes(text)
         size = sum(path.stat().st_size for path in work.iterdir())
-    return Kit(folder, gpu, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds))
+    return Kit(folder, gpu, hashlib.sha256(text).hexdigest(), files, size, tuple(creators), len(given.feeds), tuple(notes))
 
 
 def check_processor(gpu: Gpu) -> None:

@@ -1,19 +1,22 @@
 """The search of policy measure: which groups of sites are faster than TensorRT alone, together and when built again.
 
-Sites are grouped by fusion and shape class, those of generated kernels by their form, too. Each group alone is built and timed against the
-automatic engine; those that win are combined, as gains do not add up; and the best plan is timed once more from a rebuild of both engines.
-What is no win is left to TensorRT.
+Sites are grouped by fusion and shape class, those of generated kernels by their form, too. First come bundles: all groups of one fusion,
+and those of fusions that belong together, which may win although each group alone loses at its borders. Then each group alone is built
+and timed against the automatic engine; what wins is combined, as gains do not add up; groups of a bundle that bring nothing are dropped;
+and the best plan is timed once more from a rebuild of both engines. What is no win is left to TensorRT.
 
 The search knows neither TensorRT nor files: it is given the unit of work, `run`, and orders candidates one after the other. For n
-groups it orders at most 1 + n + MOST_COMBINATIONS + MOST_FINALS of them, each of which builds one engine; the automatic engine is built
-twice, once for the search and once for the final.
+groups and b bundles it orders at most 1 + b + n + MOST_COMBINATIONS + MOST_DROPPED + MOST_FINALS of them, each of which builds one
+engine; the automatic engine is built twice, once for the search and once for the final.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from onnxfuse.bench.stats import BUILD_DIFFERENCE
@@ -25,8 +28,11 @@ if TYPE_CHECKING:
     from onnxfuse.bench.candidate import Candidate
 
 MOST_COMBINATIONS = 6
+MOST_DROPPED = 6
 MOST_FINALS = 3
 MOST_APART = 8  # groups of a fusion in APART
+
+_MOST_NAMED = 4  # groups of a plan, beyond which it is named by its fusions
 
 Key = tuple[str, str]
 Result = Mapping[str, Any]
@@ -63,6 +69,11 @@ class Group:
     def keys(self) -> frozenset[Key]:
         """Its sites, and those that they need."""
         return frozenset(place.site.key for place in self.places).union(*(place.needs for place in self.places))
+
+    @property
+    def size(self) -> int:
+        """How many nodes it replaces."""
+        return sum(len(place.site.nodes) for place in self.places)
 
     @property
     def variant(self) -> str | None:
@@ -130,7 +141,10 @@ class Trial:
 
     @property
     def names(self) -> str:
-        return " + ".join(group.name for group in self.groups) or "TensorRT alone"
+        if len(self.groups) <= _MOST_NAMED:
+            return " + ".join(group.name for group in self.groups) or "TensorRT alone"
+        counts = Counter(group.fusion for group in self.groups)
+        return " + ".join(f"{fusion} ({count} group{'' if count == 1 else 's'})" for fusion, count in counts.items())
 
     @property
     def ratio(self) -> float:
@@ -238,15 +252,17 @@ def search(
     budget: Budget,
     promise: Callable[[Group], float] = lambda group: 1.0,
     say: Say = lambda words: None,
+    together: Collection[frozenset[str]] = (),
 ) -> Found:
     """Measures groups and combinations of them, and says for every site whether it is fused and why.
 
     first, again: the candidates of the search and of the final rebuild, with the sites left to be filled in; they differ in where engines
-    are kept. promise: the ratio that is expected of a group, which says what is measured first. The budget ends with the start of a
-    candidate; what has won until then is still built again. Raises BadInput or MissingHere where not even the automatic engine can be
-    measured. What `run` raises goes through.
+    are kept. promise: the ratio that is expected of a group, which says what is measured first; of equal ones, it is what replaces more
+    nodes. together: names of fusions that belong together; where such a bundle wins, its groups are measured by leaving them out of it
+    and not alone. The budget ends with the start of a candidate; what has won until then is still built again. Raises BadInput or
+    MissingHere where not even the automatic engine can be measured. What `run` raises goes through.
     """
-    return _Search(groups, first, again, run, budget, say).go(promise)
+    return _Search(groups, first, again, run, budget, say, together).go(promise)
 
 
 @dataclass
@@ -257,14 +273,24 @@ class _Search:
     run: Run
     budget: Budget
     say: Say
+    together: Collection[frozenset[str]]
     margin: float = BUILD_DIFFERENCE
     trials: list[Trial] = field(default_factory=list)
     not_measured: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> dict[Key, Place]:
+        return {place.site.key: place for group in self.groups for place in group.places}
 
     def go(self, promise: Callable[[Group], float]) -> Found:
         automatic = self._automatic()
-        alone = self._alone(sorted(self.groups, key=lambda group: (-promise(group), -len(group.places))))
-        known = self._combined({name: trial for name, trial in alone.items() if trial.won})
+        ordered = sorted(self.groups, key=lambda group: (-promise(group), -group.size))
+        bundles = [trial for trial in self._bundled(ordered) if trial.won]
+        belonging = {group for trial in bundles if self._belong(trial.groups) for group in trial.groups}
+        alone = self._alone([group for group in ordered if group not in belonging])
+        known = self._combined([*bundles, *(trial for trial in alone.values() if trial.won)])
+        known = self._thinned(known, [group for group in ordered if _id(group) not in alone or not alone[_id(group)].won])
         final = self._final(known) or automatic
         decisions = {
             place.site.key: self._decision(group, place, alone.get(_id(group)), known, final)
@@ -288,6 +314,16 @@ class _Search:
         self.trials.append(trial)
         return trial
 
+    def _bundled(self, groups: Sequence[Group]) -> Iterator[Trial]:
+        """All groups of fusions that belong together, and all of each fusion that has several, until the budget is spent."""
+        for fusions in dict.fromkeys([*self.together, *(frozenset((group.fusion,)) for group in groups)]):
+            members = tuple(group for group in groups if group.fusion in fusions)
+            keys = self._fitting(members)
+            if len(members) < 2 or any(trial.keys == keys for trial in self.trials) or self.budget.is_spent:
+                continue
+            self.say(f"all {len(members)} groups of {' and '.join(dict.fromkeys(group.fusion for group in members))} together")
+            yield self._measure("combination", members, keys)
+
     def _alone(self, groups: Sequence[Group]) -> dict[str, Trial]:
         """Every group alone, those of most promise first, until the budget is spent."""
         done: dict[str, Trial] = {}
@@ -299,9 +335,9 @@ class _Search:
             done[_id(group)] = self._measure("alone", (group,), group.keys)
         return done
 
-    def _combined(self, winners: Mapping[str, Trial]) -> list[Trial]:
+    def _combined(self, winners: Sequence[Trial]) -> list[Trial]:
         """All plans that won, the one to take first. A plan takes the place of a smaller one only if it is faster by the margin."""
-        known = sorted(winners.values(), key=lambda trial: -trial.ratio)
+        known = sorted(winners, key=lambda trial: -trial.ratio)
         best = next((trial for trial in known if all(self._earns(trial, less) for less in known if less.keys < trial.keys)), None)
         if best is None:
             return []
@@ -318,11 +354,30 @@ class _Search:
                 known.append(trial)
             if trial.won and self._earns(trial, best):
                 best = trial
-            weaker = [known for known in winners.values() if known.groups[0] in union.groups]
-            waiting.append(self._union(sorted(weaker, key=lambda trial: -trial.ratio)[:-1]))
+            waiting.append(self._union(sorted(union.winners, key=lambda trial: -trial.ratio)[:-1]))
         if waiting and self.budget.is_spent:
             self.not_measured["combination"] = f"not all combinations were measured: {self.budget}"
         return [best, *(trial for trial in sorted(known, key=lambda trial: -trial.ratio) if trial is not best)]
+
+    def _thinned(self, known: list[Trial], doubtful: Sequence[Group]) -> list[Trial]:
+        """The same plans, before them the first one without those of the doubtful groups that make it no faster. Those with the most
+        sites are left out first. No margin is asked of them: with one, many small gains would go one by one.
+        """
+        groups = [group for group in doubtful if known and group in known[0].groups]
+        for group in sorted(groups, key=lambda group: -len(group.places))[:MOST_DROPPED]:
+            best = known[0]
+            rest = tuple(other for other in best.groups if other is not group)
+            keys = self._fitting(rest) & best.keys
+            if not keys or any(trial.keys == keys for trial in self.trials) or self.budget.is_spent:
+                continue
+            self.say(f"{best.names} without {group.name}")
+            trial = self._measure("combination", rest, keys)
+            if trial.won and trial.ratio >= best.ratio:
+                self.dropped[_id(group)] = f"no gain beside the others: {best.said} with it, {trial.said} without"
+                known = [trial, *known]
+            elif trial.won:
+                known = [best, trial, *known[1:]]
+        return known
 
     def _final(self, known: Sequence[Trial]) -> Trial | None:
         """The first of these plans that wins again, with both engines built again; None where none does."""
@@ -352,23 +407,41 @@ class _Search:
             yield self._union([leader, *(trial for trial in winners if trial is not leader)])
 
     def _union(self, winners: Sequence[Trial]) -> _Union:
-        """Groups that won, together; sites whose nodes an earlier one of them claims are left out."""
-        places = {place.site.key: place for group in self.groups for place in group.places}
-        keys: set[Key] = set()
-        claimed: set[str] = set()
-        groups: list[Group] = []
+        """Plans that won, together; sites whose nodes an earlier one of them claims are left out."""
+        keys: frozenset[Key] = frozenset()
+        members: list[Trial] = []
+        groups: dict[Group, None] = {}
         expected = 1.0
         for trial in winners:
-            new = []
-            for key in sorted(trial.keys - keys, key=lambda key: len(places[key].needs)):  # what is needed before what needs it
-                if claimed.isdisjoint(places[key].site.nodes) and places[key].needs <= keys:
-                    keys.add(key)
-                    new.append(key)
+            new = self._new(trial.keys, keys)
             if new:
-                claimed.update(node for key in new for node in places[key].site.nodes)
-                groups.append(trial.groups[0])
+                keys |= new
+                members.append(trial)
+                groups.update(dict.fromkeys(group for group in trial.groups if not new.isdisjoint(group.keys)))
                 expected *= math.pow(trial.ratio, len(new) / len(trial.keys))
-        return _Union(tuple(groups), frozenset(keys), expected)
+        return _Union(tuple(members), tuple(groups), keys, expected)
+
+    def _fitting(self, groups: Iterable[Group]) -> frozenset[Key]:
+        """Sites of these groups, without those whose nodes an earlier group claims."""
+        keys: frozenset[Key] = frozenset()
+        for group in groups:
+            keys |= self._new(group.keys, keys)
+        return keys
+
+    def _new(self, keys: frozenset[Key], taken: frozenset[Key]) -> frozenset[Key]:
+        """Those of `keys` that can be fused beside what is taken."""
+        new: set[Key] = set()
+        claimed = {node for key in taken for node in self.places[key].site.nodes}
+        for key in sorted(keys - taken, key=lambda key: len(self.places[key].needs)):  # what is needed before what needs it
+            place = self.places[key]
+            if claimed.isdisjoint(place.site.nodes) and place.needs <= taken | new:
+                new.add(key)
+        return frozenset(new)
+
+    def _belong(self, groups: Iterable[Group]) -> bool:
+        """Whether they are of several fusions that belong together."""
+        fusions = {group.fusion for group in groups}
+        return len(fusions) > 1 and any(fusions <= of for of in self.together)
 
     # Reasons --------------------------------------------------------------------------------------------------------
 
@@ -376,11 +449,13 @@ class _Search:
         if place.site.key in final.keys:
             before = f"{alone.said} alone; " if alone is not None else ""
             return True, f"{before}{final.said} in the plan of {final.names}, built again"
-        if alone is None:
-            return False, self.not_measured.get(_id(group), "not measured")
-        if not alone.won:
+        if _id(group) in self.dropped:
+            return False, self.dropped[_id(group)]
+        if _id(group) in self.not_measured:
+            return False, self.not_measured[_id(group)]
+        if alone is not None and not alone.won:
             return False, f"{alone.said}; left to TensorRT{alone.because}" if alone.outcome in ("draw", "lost") else alone.said
-        reason = f"{alone.said} alone, but "
+        reason = "" if alone is None else f"{alone.said} alone, but "
         nodes = set(place.site.nodes)
         for other in self.groups:
             for taken in other.places:
@@ -398,8 +473,9 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Union:
-    """Groups together. expected: their gains multiplied, which is more than they bring."""
+    """Plans that won, together. expected: their gains multiplied, which is more than they bring."""
 
+    winners: tuple[Trial, ...]
     groups: tuple[Group, ...]
     keys: frozenset[Key]
     expected: float

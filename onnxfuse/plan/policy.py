@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxfuse import gpus
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import NAMES, REGISTRY
 from onnxfuse.fusions.base import Fusion
@@ -79,6 +80,9 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
         return Decision(site, True, "canonical: one node for what was spelled out")
     if rules.policy == "none":
         return Decision(site, False, "policy none only cleans and canonises")
+    elsewhere = _without_kernel(fusion, site, rules)
+    if elsewhere:
+        return Decision(site, False, elsewhere)
     if rules.policy == "all":
         return Decision(site, True, "policy all takes every legal site")
     if rules.policy == "measure" and site.key in rules.measured:
@@ -88,6 +92,18 @@ def decide(fusion: Fusion, site: Site, rules: Rules) -> Decision:
     if rules.policy == "measure":
         return Decision(site, False, "not measured")
     return _proven(site, rules)
+
+
+def _without_kernel(fusion: Fusion, site: Site, rules: Rules) -> str | None:
+    """Why a fusion has no kernel for this site on the GPU that is meant, where one is known."""
+    name = rules.target.gpu
+    if fusion.architectures and name is not None and (sm := gpus.resolve(name).sm) not in fusion.architectures:
+        made_for = " and ".join(f"sm_{known}" for known in fusion.architectures)
+        return f"its kernel is for {made_for}, and {name} is sm_{sm}: left to TensorRT"
+    dtype = rules.dtype or site.dtype
+    if rules.policy != "all" and fusion.dtypes and dtype not in fusion.dtypes:
+        return f"its kernel takes {' and '.join(fusion.dtypes)}, not {dtype}: left to TensorRT"
+    return None
 
 
 def _proven(site: Site, rules: Rules) -> Decision:

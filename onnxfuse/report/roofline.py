@@ -18,6 +18,7 @@ SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Operations an element of the formula as written, each addition, multiplication, division, root and transcendental function as one.
 # LayerNormalization of a sum: x+s, the sum for the mean; d = x-m, d*d, their sum; d*r, *gamma, +beta. The row's own few are left out.
 # RMSNormalization of a sum: x+s; x*x, their sum; x*r, *gamma.
+# GroupNormalization and SiLU: the sum for the mean; d = x-m, d*d, their sum; *a, +b of the channel; exp, +1, /.
 # GELU of a sum: x+b; erf: x*c, erf, +1, *x, *0.5. tanh: x*x, *x, *c, +x, *c, tanh, +1, *x, *0.5. quick: *c, exp, +1, /, * x.
 OPERATIONS = {
     "skip_layernorm": 8,
@@ -27,10 +28,11 @@ OPERATIONS = {
     "bias_gelu none": 6,
     "bias_gelu tanh": 10,
     "bias_gelu quick": 6,
+    "groupnorm_silu": 9,
 }
 # Tensors as large as the input that pass memory once: norms read input and skip and write the output, and the sum where somebody reads it.
 WITH_SUM = " with sum"
-TENSORS = {"skip_layernorm": 3, "skip_rmsnorm": 3, "bias_gelu": 2}
+TENSORS = {"skip_layernorm": 3, "skip_rmsnorm": 3, "bias_gelu": 2, "groupnorm_silu": 2}
 
 
 def of_results(results: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 #include "driver.h"
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include <cuda.h>
@@ -18,6 +20,9 @@ struct Driver
     decltype(&cuLibraryGetKernel) kernel = nullptr;
     decltype(&cuKernelGetFunction) function = nullptr;
     decltype(&cuLaunchKernel) launch = nullptr;
+    decltype(&cuLaunchKernelEx) launch_ex = nullptr;
+    decltype(&cuFuncSetAttribute) allow = nullptr;
+    decltype(&cuOccupancyMaxActiveClusters) resident = nullptr;
     decltype(&cuGetErrorString) text = nullptr;
     decltype(&cuCtxGetDevice) device = nullptr;
     decltype(&cuDeviceGetAttribute) attribute = nullptr;
@@ -36,6 +41,9 @@ struct Driver
         find(library, "cuLibraryGetKernel", kernel);
         find(library, "cuKernelGetFunction", function);
         find(library, "cuLaunchKernel", launch);
+        find(library, "cuLaunchKernelEx", launch_ex);
+        find(library, "cuFuncSetAttribute", allow);
+        find(library, "cuOccupancyMaxActiveClusters", resident);
         find(library, "cuGetErrorString", text);
         find(library, "cuCtxGetDevice", device);
         find(library, "cuDeviceGetAttribute", attribute);
@@ -67,6 +75,27 @@ Driver const& driver()
     return opened;
 }
 
+// attributes: two, which must live as long as what is returned.
+CUlaunchConfig config_of(ClusterLaunch const& wanted, CUlaunchAttribute* attributes, CUstream_st* stream)
+{
+    attributes[0] = {};
+    attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[0].value.clusterDim.x = static_cast<unsigned>(wanted.cluster);
+    attributes[0].value.clusterDim.y = attributes[0].value.clusterDim.z = 1;
+    attributes[1] = {};
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[1].value.cooperative = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = static_cast<unsigned>(wanted.blocks);
+    config.blockDimX = static_cast<unsigned>(wanted.threads);
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = static_cast<unsigned>(wanted.shared);
+    config.hStream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return config;
+}
+
 std::mutex modules_lock;
 
 std::map<std::string, std::weak_ptr<Module>>& modules()
@@ -76,6 +105,33 @@ std::map<std::string, std::weak_ptr<Module>>& modules()
     return *all;
 }
 } // namespace
+
+std::string decoded(std::string const& text)
+{
+    static char const kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    int value[256];
+    std::fill(std::begin(value), std::end(value), -1);
+    for (int i = 0; i < 64; ++i)
+        value[static_cast<unsigned char>(kDigits[i])] = i;
+    std::string bytes;
+    unsigned held = 0;
+    int bits = 0;
+    size_t const end = std::min(text.find('='), text.size());
+    for (size_t i = 0; i < end; ++i)
+    {
+        int const digit = value[static_cast<unsigned char>(text[i])];
+        if (digit < 0)
+            throw std::runtime_error("field 'code' is no base64; build the engine again");
+        held = held << 6 | static_cast<unsigned>(digit);
+        bits += 6;
+        if (bits >= 8)
+        {
+            bits -= 8;
+            bytes += static_cast<char>(held >> bits & 0xff);
+        }
+    }
+    return bytes;
+}
 
 std::shared_ptr<Module> Module::of(std::string const& code)
 {
@@ -123,19 +179,46 @@ void Module::prepare(Layout const& layout)
 
 void Module::launch(Launch const& wanted, CUstream_st* stream) const
 {
-    void* kernel = nullptr;
-    {
-        std::lock_guard<std::mutex> const guard(lock_);
-        auto const found = kernels_.find(wanted.kernel);
-        if (found == kernels_.end())
-            throw std::runtime_error("the engine's code has no kernel " + wanted.kernel + "; build the engine again");
-        kernel = found->second;
-    }
+    void* const kernel = find(wanted.kernel);
     // A CUkernel may stand for a CUfunction; the driver then takes the one of the current context.
     void* parameter = const_cast<unsigned char*>(wanted.arguments.data());
     driver().check(driver().launch(static_cast<CUfunction>(kernel), wanted.grid, 1, 1, wanted.block_x, wanted.block_y, 1, 0, stream,
                        &parameter, nullptr),
         "the kernel did not start");
+}
+
+int Module::prepare(std::string const& name, ClusterLaunch const& wanted)
+{
+    std::lock_guard<std::mutex> const guard(lock_);
+    CUkernel kernel = nullptr;
+    CUfunction function = nullptr;
+    driver().check(driver().kernel(&kernel, static_cast<CUlibrary>(library_), name.c_str()), "the engine's code lacks a kernel; build it again");
+    driver().check(driver().function(&function, kernel), "the kernel cannot be loaded");
+    driver().check(driver().allow(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, wanted.shared), "too little shared memory");
+    CUlaunchAttribute attributes[2];
+    CUlaunchConfig config = config_of(wanted, attributes, nullptr);
+    config.numAttrs = 1; // the question is of clusters alone
+    int count = 0;
+    driver().check(driver().resident(&count, function, &config), "no count of resident clusters");
+    kernels_[name] = function;
+    return count;
+}
+
+void Module::launch(std::string const& name, ClusterLaunch const& wanted, void const* argument, CUstream_st* stream) const
+{
+    CUlaunchAttribute attributes[2];
+    CUlaunchConfig const config = config_of(wanted, attributes, stream);
+    void* parameter = const_cast<void*>(argument);
+    driver().check(driver().launch_ex(&config, static_cast<CUfunction>(find(name)), &parameter, nullptr), "the kernel did not start");
+}
+
+void* Module::find(std::string const& name) const
+{
+    std::lock_guard<std::mutex> const guard(lock_);
+    auto const found = kernels_.find(name);
+    if (found == kernels_.end())
+        throw std::runtime_error("the engine's code has no kernel " + name + "; build the engine again");
+    return found->second;
 }
 
 int multiprocessors_here()

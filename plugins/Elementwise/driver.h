@@ -13,6 +13,15 @@ struct CUstream_st;
 
 namespace onnxfuse
 {
+// The bytes of a text in base64 without line breaks. Throws where it is none.
+std::string decoded(std::string const& text);
+
+// A cooperative launch of clusters, in one dimension.
+struct ClusterLaunch
+{
+    int blocks, threads, cluster, shared; // shared: bytes
+};
+
 // A loaded module. Its kernels are looked up by name once.
 class Module
 {
@@ -30,7 +39,14 @@ public:
     // Loads all kernels into the current context, which must not happen within a capture.
     void prepare(Layout const& layout);
 
+    // Loads one kernel, likewise, and allows it that much shared memory. Returns how many clusters of this launch are resident at once.
+    int prepare(std::string const& kernel, ClusterLaunch const& launch);
+
+    // Throws where the driver refuses. Asynchronous on `stream`; safe to capture. argument: the kernel's only one.
+    void launch(std::string const& kernel, ClusterLaunch const& launch, void const* argument, CUstream_st* stream) const;
+
 private:
+    void* find(std::string const& kernel) const;
     explicit Module(std::string const& code);
 
     void* library_ = nullptr;

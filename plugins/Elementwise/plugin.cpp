@@ -12,34 +12,6 @@ using nvinfer1::DataType;
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-// Bytes from base64 without line breaks: a plugin's fields are texts.
-std::string decoded(std::string const& text)
-{
-    static char const kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    int value[256];
-    std::fill(std::begin(value), std::end(value), -1);
-    for (int i = 0; i < 64; ++i)
-        value[static_cast<unsigned char>(kDigits[i])] = i;
-    std::string bytes;
-    unsigned held = 0;
-    int bits = 0;
-    size_t const end = std::min(text.find('='), text.size());
-    for (size_t i = 0; i < end; ++i)
-    {
-        int const digit = value[static_cast<unsigned char>(text[i])];
-        if (digit < 0)
-            refuse("field 'code' is no base64; build the engine again");
-        held = held << 6 | static_cast<unsigned>(digit);
-        bits += 6;
-        if (bits >= 8)
-        {
-            bits -= 8;
-            bytes += static_cast<char>(held >> bits & 0xff);
-        }
-    }
-    return bytes;
-}
-
 char letter_of(DataType type)
 {
     switch (type)

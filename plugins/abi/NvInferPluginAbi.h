@@ -43,7 +43,8 @@ enum class DataType : int32_t
 
 enum class TensorFormat : int32_t
 {
-    kLINEAR = 0
+    kLINEAR = 0,
+    kHWC8 = 2
 };
 
 enum class PluginFieldType : int32_t

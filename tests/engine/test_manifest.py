@@ -161,8 +161,8 @@ def test_generated_kernels_and_where_they_were_cut() -> None:
     written = replace(example(), generated=(entry,))
     again = Manifest.from_json(written.to_json())
     assert again.generated == (entry,)
-    assert again.cuts == (
+    assert again.notes == (
         "generated kernel Exp-Div: 80 registers are not enough: cut behind Add",
         "generated kernel Exp-Div: few warps, and no cut makes it better",
     )
-    assert example().cuts == ()
+    assert example().notes == ()

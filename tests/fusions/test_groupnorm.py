@@ -288,10 +288,12 @@ def test_version_twenty_one_is_left() -> None:
             "Reshape is not proved to keep the batch of ['N', 6, 4, 5] ([2, 3, -1])",
         ),
         ([2, 6, 4, 5], {"target": [0, 3, 2, -1]}, "Reshape does not make [N, 3, -1] ([0, 3, 2, -1])"),
+        ([2, 6, 4, 5], {"target": [[0, 3, -1]]}, "Reshape does not make [N, 3, -1] ([0, 3, -1])"),
         ([2, 6, 4, 6], {"back": [2, 6, 6, 4]}, "second Reshape does not give the shape [2, 6, 4, 6] of the input ([2, 6, 6, 4])"),
         ([2, 6, 4, 5], {"back": [2, 6, 20]}, "second Reshape does not give the shape [2, 6, 4, 5] of the input ([2, 6, 20])"),
         ([2, 6, "H", 5], {"back": [2, 6, 4, 5]}, "second Reshape does not give the shape [2, 6, 'H', 5] of the input ([2, 6, 4, 5])"),
         ([2, 5, 6, 5], {}, "5 channels cannot be divided into groups (3)"),
+        ([2, 3 << 40, 4, 5], {}, "more than 1048576 channels (3298534883328)"),
     ],
 )
 def test_refusals(shape: list[Any], given: dict[str, Any], said: str) -> None:

@@ -75,6 +75,6 @@ def test_what_is_too_big_is_cut_in_the_engine_and_said(tmp_path: Path) -> None:
     engine, feeds = built(tmp_path / "big", [one], [(37, 72)])
     with Engine.load(engine) as loaded:
         assert loaded.manifest is not None
-        assert any("cut behind" in line for line in loaded.manifest.cuts)
+        assert any("cut behind" in line for line in loaded.manifest.notes)
         got = loaded.run(feeds)
     reference.compare(one, [feeds["e0_i0"]], (37, 72), [got["e0_o0"]], "cut")

@@ -18,6 +18,7 @@ import pytest
 
 from onnxfuse import commands, measuring, pipeline
 from onnxfuse.errors import BadInput, MissingHere
+from onnxfuse.fusions import bias_gelu
 from onnxfuse.measuring import Interrupted, Machine, Measurement, Settings
 from onnxfuse.plan import planfile, store
 from onnxfuse.report import read
@@ -313,9 +314,16 @@ def test_sites_of_a_selection_alone_are_measured(work: Lab, model: Path) -> None
     assert set(of.plan) == {("bias_gelu", "y")}
 
 
+def test_fusions_that_say_so_are_measured_together_first(work: Lab, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bias_gelu.FUSION, "belongs_with", ("skip_layernorm",), raising=False)
+    work.factors["BiasGelu"] = 0.98
+    of = measured(model)
+    assert work.measured == ["", "bias_gelu skip_layernorm", "bias_gelu", "skip_layernorm", "final bias_gelu skip_layernorm"]
+    assert all(fused for fused, _ in of.plan.values())
+
+
 def test_sites_that_others_would_take_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second fusion of the same nodes, and one that shows only where that is fused."""
-    from onnxfuse.fusions import bias_gelu
     from onnxfuse.fusions.pattern import canonical, op, tensor
 
     class Copy(bias_gelu.BiasGelu):

@@ -11,7 +11,7 @@ import pytest
 from onnxfuse.bench.candidate import Candidate, Rewriting
 from onnxfuse.bench.stats import BUILD_DIFFERENCE
 from onnxfuse.errors import BadInput, MissingHere
-from onnxfuse.plan.measure import MOST_COMBINATIONS, MOST_FINALS, Budget, Found, Group, Key, Place, grouped, search
+from onnxfuse.plan.measure import MOST_COMBINATIONS, MOST_DROPPED, MOST_FINALS, Budget, Found, Group, Key, Place, grouped, search
 from onnxfuse.plan.sites import Site
 
 FIRST = Candidate(
@@ -21,10 +21,18 @@ FIRST = Candidate(
 AGAIN = Candidate(**{**vars(FIRST), "automatic_engine": "again.engine", "fused_engine": "final.engine"})
 
 
-def places(fusion: str, count: int = 2, nodes: Callable[[int], Iterable[str]] | None = None, needs: Iterable[Key] = ()) -> list[Place]:
-    """Sites f0, f1... of a fusion, each with a node of its own, or with those given."""
+def places(
+    fusion: str,
+    count: int = 2,
+    nodes: Callable[[int], Iterable[str]] | None = None,
+    needs: Iterable[Key] = (),
+    group: str = "",
+    width: int = 768,
+) -> list[Place]:
+    """Sites of a fusion, each with a node of its own, or with those given; g0, g1... where `group` is g, which is the fusion's name."""
+    name = group or fusion
     sites = [
-        Site(fusion, None, f"{fusion}{i}", tuple(nodes(i) if nodes else (f"{fusion}-node{i}",)), "1x128x768", "float16")
+        Site(fusion, None, f"{name}{i}", tuple(nodes(i) if nodes else (f"{name}-node{i}",)), f"1x128x{width}", "float16")
         for i in range(count)
     ]
     return [Place(site, frozenset(needs)) for site in sites]
@@ -44,7 +52,7 @@ def result(ratio: float, width: float = 0.0005, **changes: Any) -> dict[str, Any
 
 
 class Lab:
-    """Answers candidates from a table: the sites' fusions -> ratio, or a whole result. Fusions in upper case mean the rebuild."""
+    """Answers candidates from a table: the sites' groups -> ratio, or a whole result. Groups in upper case mean the rebuild."""
 
     def __init__(self, table: Mapping[str, float | dict[str, Any] | BaseException], noise: float = 0.0005) -> None:
         self.table = {frozenset(name.split()): answer for name, answer in table.items()}
@@ -55,7 +63,7 @@ class Lab:
         self.orders.append(candidate)
         if candidate.fused == candidate.automatic:
             return result(1.0, self.noise, same_engine=True)
-        names = {fusion for fusion, _, _ in candidate.fused.sites}
+        names = _groups(candidate)
         if candidate.automatic_engine == AGAIN.automatic_engine:
             answer = self.table.get(frozenset(name.upper() for name in names), self.table.get(frozenset(names)))
         else:
@@ -71,8 +79,12 @@ class Lab:
         return [self._name(candidate) for candidate in self.orders]
 
     def _name(self, candidate: Candidate) -> str:
-        name = " ".join(sorted({fusion for fusion, _, _ in candidate.fused.sites}))
+        name = " ".join(sorted(_groups(candidate)))
         return name.upper() if candidate.automatic_engine == AGAIN.automatic_engine else name
+
+
+def _groups(candidate: Candidate) -> set[str]:
+    return {output.rstrip("0123456789") for _, output, _ in candidate.fused.sites}
 
 
 def found(lab: Lab, *sites: list[Place], minutes: float = 15, cost: float = 0, **more: Any) -> Found:
@@ -252,6 +264,13 @@ def test_no_budget_at_all_measures_the_automatic_engine_alone() -> None:
     assert reason(of, "a") == "not measured: the budget of 0 minutes was spent"
 
 
+def test_of_equal_promise_what_replaces_most_comes_first() -> None:
+    """A whole layer before what is within it."""
+    lab = Lab({"norms": 1.0, "layers": 1.0})
+    found(lab, places("norms", 20), places("layers", 2, lambda i: [f"{i}-{part}" for part in range(30)]))
+    assert lab.asked == ["", "layers", "norms"]
+
+
 def test_those_of_most_promise_come_first() -> None:
     lab = Lab({"few": 1.0, "many": 1.0, "proven": 1.0, "lost": 1.0})
     expected = {"proven": 1.02, "lost": 0.9}
@@ -285,7 +304,7 @@ def shared(name: str, *of: str) -> Callable[[int], Iterable[str]]:
 def test_of_two_groups_that_claim_the_same_nodes_the_better_one_is_fused() -> None:
     lab = Lab({"small": 1.02, "large": 1.05})
     of = found(lab, places("small"), places("large", nodes=shared("large", "small", "other")))
-    assert lab.asked == ["", "small", "large", "LARGE"]
+    assert lab.asked == ["", "large", "small", "LARGE"]
     assert fused(of) == {"large"}
     assert "alone, but its nodes are part of large 128x768 at 'large0', which gains more" in reason(of, "small")
 
@@ -338,12 +357,12 @@ def test_what_needs_a_site_that_another_took_goes_with_it() -> None:
 
 
 def test_sites_of_folding_that_were_decided_before_stay_decided() -> None:
-    left = Rewriting("measure", sites=(("conv_bn", "y", False),))
+    left = Rewriting("measure", sites=(("conv_bn", "conv_bn", False),))
     first, again = (Candidate(**{**vars(of), "automatic": left, "fused": left}) for of in (FIRST, AGAIN))
     lab = Lab({"a conv_bn": 1.05})
     search(grouped(places("a", 1)), first, again, lab, Budget(15, lambda: 0))
     assert lab.orders[0].fused == left
-    assert lab.orders[1].fused.sites == (("conv_bn", "y", False), ("a", "a0", True))
+    assert lab.orders[1].fused.sites == (("conv_bn", "conv_bn", False), ("a", "a0", True))
 
 
 def test_element_wise_chains_are_decided_on_by_their_form() -> None:
@@ -404,3 +423,86 @@ def test_chains_of_many_forms_are_few_groups() -> None:
     assert sorted(place.site.output for group in found for place in group.places) == sorted(place.site.output for place in given)
     assert len(grouped(chains({f"form{number}": 3 for number in range(40)}, shapes=1))) == 1
     assert len(grouped(chains({f"form{number}": 40 - number for number in range(40)}, shapes=1))) == 8
+
+
+# Groups that win together -----------------------------------------------------------------------------------------------
+
+
+def stages(fusion: str, *groups: str, count: int = 2) -> list[Place]:
+    """Groups of one fusion at different widths, called as given."""
+    return [place for i, group in enumerate(groups) for place in places(fusion, count, group=group, width=96 * 2**i)]
+
+
+def test_all_groups_of_a_fusion_win_together_where_each_alone_loses() -> None:
+    lab = Lab({"p q": 1.3, "p": 0.98, "q": 0.99})
+    of = found(lab, stages("conv", "p", "q"))
+    assert lab.asked == ["", "p q", "p", "q", "P Q"]  # leaving one out is the other one alone
+    assert fused(of) == {"conv"}
+    assert "in the plan of conv 128x96 + conv 128x192, built again" in of.decisions["conv", "p0"][1]
+
+
+def test_a_group_that_costs_the_bundle_something_is_left_out_of_it() -> None:
+    lab = Lab({"p q r": 1.3, "p": 1.05, "q": 0.99, "r": 0.98, "p r": 1.25, "p q": 1.33})
+    of = found(lab, stages("conv", "p", "q", "r"))
+    assert lab.asked == ["", "p q r", "p", "q", "r", "p r", "p q", "P Q"]  # p won alone: nothing speaks against it
+    assert of.decisions["conv", "r0"] == (
+        False,
+        "no gain beside the others: won, 1.300 times as fast [1.300, 1.300], 0.3077 ms against 0.4000 ms with it, "
+        "won, 1.330 times as fast [1.330, 1.331], 0.3008 ms against 0.4000 ms without",
+    )
+
+
+def test_fusions_that_belong_together_are_tried_together_first_and_not_alone() -> None:
+    """ConvNeXt: each fusion leaves reformats at its borders, both leave none."""
+    together = [frozenset({"conv", "linear"})]
+    lab = Lab({"c d l m": 1.6, "c d": 0.97, "l m": 1.1, "other": 1.02, "c d l m other": 1.64,
+               "d l m other": 1.5, "c l m other": 1.64, "c m other": 1.3, "c l other": 1.3})  # fmt: skip
+    of = found(lab, stages("conv", "c", "d"), places("other", 1), stages("linear", "l", "m"), together=together)
+    assert lab.asked == [
+        "", "c d l m", "c d", "l m", "other", "c d l m other", "d l m other", "c l m other", "c m other", "c l other", "C L M OTHER",
+    ]  # fmt: skip
+    assert fused(of) == {"conv", "linear", "other"}
+    assert not of.decisions["conv", "d0"][0]
+    assert "no gain beside the others: won, 1.640" in of.decisions["conv", "d0"][1]
+
+
+def test_fusions_that_belong_together_and_lose_together_are_measured_alone() -> None:
+    lab = Lab({"conv linear": 0.98, "conv": 1.02, "linear": 0.95})
+    of = found(lab, places("conv"), places("linear"), together=[frozenset({"conv", "linear"})])
+    assert lab.asked == ["", "conv linear", "conv", "linear", "CONV"]
+    assert fused(of) == {"conv"}
+
+
+def test_a_bundle_is_no_bundle_where_one_group_is_all_there_is() -> None:
+    lab = Lab({"conv": 1.02})
+    found(lab, places("conv"), together=[frozenset({"conv", "linear"})])
+    assert lab.asked == ["", "conv", "CONV"]
+
+
+def test_a_bundle_leaves_out_what_an_earlier_group_of_it_claims() -> None:
+    lab = Lab({"conv linear": 1.3, "linear": 1.1, "conv": 1.1})
+    clash = [place for i in (0, 1) for place in places("linear", 2, nodes=shared("linear", "conv") if i else None)[i : i + 1]]
+    of = found(lab, places("conv"), clash, together=[frozenset({"conv", "linear"})])
+    assert of.final.keys == {("conv", "conv0"), ("conv", "conv1"), ("linear", "linear0")}
+
+
+def test_a_bundle_that_fails_costs_nobody_else() -> None:
+    lab = Lab({"p q": {"failed": "crashed (SIGSEGV): x", "status": -11}, "p": 1.05, "q": 0.99})
+    of = found(lab, stages("conv", "p", "q"))
+    assert of.final.keys == {("conv", "p0"), ("conv", "p1")}
+
+
+def test_a_budget_that_ends_after_the_bundle_keeps_it() -> None:
+    lab = Lab({"p q": 1.3})
+    of = found(lab, stages("conv", "p", "q"), minutes=10, cost=6)
+    assert lab.asked == ["", "p q", "P Q"]
+    assert of.final.names == "conv 128x96 + conv 128x192"
+
+
+def test_the_number_of_builds_is_bounded_with_bundles_too() -> None:
+    names = "abcdefghij"
+    others = {" ".join(name for name in names if name != out): 1.2 for out in names}
+    lab = Lab({" ".join(names): 1.3, **dict.fromkeys(names, 0.99), **others})
+    of = found(lab, stages("conv", *names, count=1))
+    assert len(lab.orders) == 1 + 1 + len(names) + MOST_DROPPED + 1
+    assert of.final.names == "conv (10 groups)"

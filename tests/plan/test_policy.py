@@ -51,6 +51,21 @@ def test_proven_follows_the_interval(low: float, high: float, fused: bool, word:
     assert found.reason.startswith(word)
 
 
+@pytest.mark.parametrize("policy", ["all", "proven", "measure"])
+def test_a_fusion_without_a_kernel_for_the_gpu_is_left(policy: str) -> None:
+    found = decision("encoder_layer", Rules(policy=policy, target=L4, measured={("encoder_layer", "y"): (True, "")}))
+    assert (found.fused, found.reason) == (False, "its kernel is for sm_90, and l4 is sm_89: left to TensorRT")
+    assert "kernel" not in decision("encoder_layer", Rules(policy=policy, target=H200)).reason
+    assert decision("encoder_layer", Rules(policy="all")).fused  # for a GPU that is not known
+
+
+def test_a_fusion_without_a_kernel_for_the_type_is_for_looking_alone() -> None:
+    for dtype, fused in (("float32", False), ("bfloat16", True), (None, True)):
+        rules = Rules(policy="measure", target=H200, dtype=dtype, measured={("encoder_layer", "y"): (True, "won")})
+        assert decision("encoder_layer", rules).fused is fused
+    assert decision("encoder_layer", Rules(policy="all", dtype="float32")).fused
+
+
 def test_a_verdict_of_another_gpu_is_called_an_estimate() -> None:
     found = decision("skip_layernorm", Rules(verdicts=[verdict(1.02, 1.1)], target=L4))
     assert found.reason.startswith("estimate, from H200")

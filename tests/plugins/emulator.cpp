@@ -101,6 +101,12 @@ void enter()
 } // namespace
 
 // Without the signal mask, which would cost two system calls each time.
+int setting(char const* name, int otherwise)
+{
+    char const* const text = std::getenv(name);
+    return text ? std::atoi(text) : otherwise;
+}
+
 void yield()
 {
     if (_setjmp(current->at) == 0)
@@ -322,13 +328,6 @@ void run(Launch const& launch, std::function<void()> const& thread)
 }
 } // namespace emulator
 
-// What a test says of the GPU in the environment.
-static int emulator_given(char const* name, int absent)
-{
-    char const* const value = std::getenv(name);
-    return value ? std::atoi(value) : absent;
-}
-
 // A small GPU, so that both choices of the launchers (few rows, many rows) are cheap to reach.
 extern "C" cudaError_t cudaGetDevice(int* device)
 {
@@ -339,10 +338,10 @@ extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribu
 {
     switch (attribute)
     {
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = std::getenv("ONNXFUSE_EMULATED_MAJOR") ? std::atoi(std::getenv("ONNXFUSE_EMULATED_MAJOR")) : 9; break;
     case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator_given("ONNXFUSE_EMULATED_SHARED", 40 * 1024); break;
-    default: *value = emulator_given("ONNXFUSE_EMULATED_SMS", 2);
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = emulator::setting("ONNXFUSE_EMULATED_SHARED", 40 * 1024); break;
+    default: *value = emulator::setting("ONNXFUSE_EMULATED_SMS", 2);
     }
     return cudaSuccess;
 }

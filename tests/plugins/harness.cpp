@@ -148,7 +148,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 8);
+    EXPECT(library.count == 12);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);
@@ -593,6 +593,108 @@ static void generated_refusals(Loaded const& library)
     EXPECT(!elementwise(library, kMean, ""));
 }
 
+// Depthwise convolution + LayerNorm, GroupNorm + SiLU, products with an epilogue.
+static void epilogues(Loaded const& library)
+{
+    static int32_t const four = 4, wrong = 0;
+    auto number = [](char const* name, int32_t const* value) { return PluginField{name, value, PluginFieldType::kINT32, 1}; };
+    PluginField const gelu{"activation", "gelu", PluginFieldType::kCHAR, 4};
+    IPluginV3* const planar = library.make("DepthwiseConvLayerNorm", {epsilon_field});
+    IPluginV3* const last = library.make("DepthwiseConvLayerNorm", {number("channels_last", &one)});
+    IPluginV3* const norm = library.make("GroupNormSilu", {number("num_groups", &four)});
+    IPluginV3* const film = library.make("GroupNormSilu", {epsilon_field, number("num_groups", &four), number("film", &one)});
+    IPluginV3* const product = library.make("Linear", {gelu});
+    IPluginV3* const residual = library.make("Linear", {number("residual", &one)});
+    EXPECT(planar && last && norm && film && product && residual);
+
+    auto shape_of = [](IPluginV3* plugin, std::vector<std::vector<int64_t>> const& inputs) {
+        DimsExprs output;
+        return shapes_status(plugin, inputs, &output) == 0 ? extents(output) : std::vector<int64_t>{};
+    };
+    using Extents = std::vector<int64_t>;
+    EXPECT((shape_of(planar, {{-1, 96, 56, -1}, {96, 1, 7, 7}, {96}, {96}, {96}}) == Extents{-1, 56, -1, 96}));
+    EXPECT((shape_of(last, {{-1, 56, 57, 96}, {96, 1, 7, 7}, {96}, {96}, {96}}) == Extents{-1, 56, 57, 96}));
+    EXPECT(shape_of(planar, {{1, 96, 56, 56}, {96, 1, 7, 7}, {96}, {96}}).empty());
+    EXPECT(shape_of(planar, {{1, 96, 56, 56}, {96, 1, 9, 9}, {96}, {96}, {96}}).empty());
+    EXPECT(shape_of(planar, {{1, 100, 56, 56}, {100, 1, 7, 7}, {100}, {100}, {100}}).empty());
+    EXPECT(shape_of(planar, {{1, 96, 56, 56}, {96, 1, 7, 7}, {96}, {48}, {96}}).empty());
+    EXPECT((shape_of(norm, {{-1, 32, 8, 9}, {32}, {32}}) == Extents{-1, 32, 8, 9}));
+    EXPECT((shape_of(film, {{2, 32, 8, 9}, {32}, {32}, {2, 32, 1, 1}, {2, 32, 1, 1}}) == Extents{2, 32, 8, 9}));
+    EXPECT(shape_of(film, {{2, 32, 8, 9}, {32}, {32}, {2, 32, 8, 9}, {2, 32, 1, 1}}).empty());
+    EXPECT(shape_of(film, {{2, 32, 8, 9}, {32}, {32}}).empty());
+    EXPECT(shape_of(norm, {{2, 30, 8, 9}, {30}, {30}}).empty());
+    EXPECT((shape_of(product, {{2, -1, 96}, {96, 384}, {384}}) == Extents{2, -1, 384}));
+    EXPECT((shape_of(residual, {{7, 384}, {384, 96}, {96}, {96}, {7, 96}}) == Extents{7, 96}));
+    EXPECT(shape_of(product, {{2, 49, 96}, {96, 100}, {100}}).empty());
+    EXPECT(shape_of(product, {{2, 49, 96}, {192, 384}, {384}}).empty());
+    EXPECT(shape_of(residual, {{7, 384}, {384, 96}, {96}, {96}, {1, 96}}).empty());
+
+    DataType const single[] = {DataType::kFLOAT, DataType::kFLOAT, DataType::kFLOAT};
+    DataType out = DataType::kINT8;
+    EXPECT(build(norm)->getOutputDataTypes(&out, 1, single, 3) == 0 && out == DataType::kFLOAT);
+    EXPECT(build(product)->getOutputDataTypes(&out, 1, single, 3) != 0);
+
+    // Channels in groups of 8 behind the pixels are taken where a kernel of channels last takes them.
+    DynamicPluginTensorDesc tensors[6] = {};
+    for (DynamicPluginTensorDesc& tensor : tensors)
+        tensor.desc = desc({2, 32, 8, 9});
+    for (int i = 0; i < 6; ++i)
+        EXPECT(build(planar)->supportsFormatCombination(i, tensors, 5, 1));
+    tensors[0].desc.format = TensorFormat::kHWC8;
+    EXPECT(build(planar)->supportsFormatCombination(0, tensors, 5, 1));
+    EXPECT(!build(last)->supportsFormatCombination(0, tensors, 5, 1));
+    EXPECT(!build(product)->supportsFormatCombination(0, tensors, 3, 1));
+    EXPECT(build(norm)->supportsFormatCombination(0, tensors, 3, 1));
+    EXPECT(!build(norm)->supportsFormatCombination(3, tensors, 3, 1)); // the output is as the input
+    tensors[3].desc.format = TensorFormat::kHWC8;
+    EXPECT(build(norm)->supportsFormatCombination(3, tensors, 3, 1));
+    tensors[0].desc.type = DataType::kFLOAT;
+    EXPECT(!build(norm)->supportsFormatCombination(0, tensors, 3, 1));
+    EXPECT(build(planar)->getNbTactics() == 0); // of no shape yet
+
+    // Parts of all groups, for any tactic; nothing else needs memory.
+    DynamicPluginTensorDesc const many[] = {range({-1, 32, -1, -1}, {8, 32, 64, 64}), range({32}, {32}), range({32}, {32})};
+    EXPECT(build(norm)->getWorkspaceSize(many, 3, many, 1) >= 8u * 4u * 8u);
+    EXPECT(build(product)->getWorkspaceSize(many, 3, many, 1) == 0);
+
+    // Without a batch there is nothing to do, and no GPU is asked; with one, pointers are.
+    void const* const inputs[5] = {};
+    void* const outputs[1] = {};
+    struct Run
+    {
+        IPluginV3* plugin;
+        std::vector<PluginTensorDesc> given; // of no images, or rows
+    };
+    std::vector<Run> const runs{{planar, {desc({0, 96, 7, 7}), desc({96, 1, 7, 7}), desc({96}), desc({96}), desc({96})}},
+        {norm, {desc({0, 32, 8, 9}), desc({32}), desc({32})}}, {product, {desc({0, 96}), desc({96, 384}), desc({384})}}};
+    for (Run const& run : runs)
+    {
+        std::vector<PluginTensorDesc> given = run.given;
+        int32_t const count = static_cast<int32_t>(given.size());
+        EXPECT(runtime(run.plugin)->onShapeChange(given.data(), count, given.data(), 1) == 0);
+        EXPECT(runtime(run.plugin)->enqueue(given.data(), given.data(), inputs, outputs, nullptr, nullptr) == 0);
+        given[0].dims.d[0] = 1;
+        EXPECT(runtime(run.plugin)->enqueue(given.data(), given.data(), inputs, outputs, nullptr, nullptr) != 0);
+    }
+
+    for (IPluginV3* const first : {planar, last, norm, film, product, residual})
+    {
+        PluginFieldCollection const* const saved = runtime(first)->getFieldsToSerialize();
+        IPluginV3* const again = library.creator(core(first)->getPluginName())->createPlugin("node", saved, TensorRTPhase::kRUNTIME);
+        IPluginV3* const copy = first->clone();
+        for (IPluginV3* const other : {copy, again})
+        {
+            EXPECT(other != nullptr && written(runtime(other)->getFieldsToSerialize()) == written(saved));
+            EXPECT(std::strcmp(build(other)->getTimingCacheID(), build(first)->getTimingCacheID()) == 0);
+        }
+    }
+
+    EXPECT(!library.make("DepthwiseConvLayerNorm", {number("channels_last", &two)}));
+    EXPECT(!library.make("GroupNormSilu", {number("num_groups", &wrong)}));
+    EXPECT(!library.make("Linear", {{"activation", "elu", PluginFieldType::kCHAR, 3}}));
+    EXPECT(!library.make("Linear", {number("groups", &one)}));
+}
+
 int main(int, char** argv)
 {
     Loaded const library(argv[1]);
@@ -617,6 +719,8 @@ int main(int, char** argv)
         recurrence(library);
     else if (scenario == "attention")
         attention(library);
+    else if (scenario == "epilogues")
+        epilogues(library);
     else
         return 2;
     return failures ? 1 : 0;

@@ -91,6 +91,27 @@ SCENARIOS = {
         "GRUSequence: field 'has_c1' is not known; the fields are direction, clip, hidden_size, layers, outputs, linear_before_reset, "
         "x_perm, y_perm, joined, has_lengths, has_b1, has_h1, has_b2, has_h2, has_b3, has_h3, has_b4, has_h4",
     ],
+    "epilogues": [
+        "DepthwiseConvLayerNorm: 4 inputs; it takes 5",
+        "DepthwiseConvLayerNorm: the kernel is 9 wide; it must be 3, 5 or 7; leave this node to TensorRT",
+        "DepthwiseConvLayerNorm: X has 100 channels; they must be a multiple of 8; leave this node to TensorRT",
+        "DepthwiseConvLayerNorm: Scale has shape [48]; it must be 1-D, of the last axis' length 96",
+        "GroupNormSilu: FilmScale [2x32x8x9] has another shape than one value for each channel of each image [2x32x1x1]; "
+        "a broadcast is not supported",
+        "GroupNormSilu: 3 inputs; it takes 5",
+        "GroupNormSilu: X has 30 channels, which cannot be divided into 4 groups",
+        "Linear: W has shape [96x100]; its sizes must be multiples of 8; leave this node to TensorRT",
+        "Linear: W [192x384] has another shape than width of X, columns [96x384]; a broadcast is not supported",
+        "Linear: residual [1x96] has another shape than the product [7x96]; a broadcast is not supported",
+        "Linear: input 0 has TensorRT data type 0; float16 and bfloat16 are supported",
+        "DepthwiseConvLayerNorm: the kernel did not start: invalid argument",
+        "GroupNormSilu: the kernel did not start: invalid argument",
+        "Linear: the kernel did not start: invalid argument",
+        "DepthwiseConvLayerNorm: field 'channels_last' is 2; it must be a whole number from 0 to 1",
+        "GroupNormSilu: field 'num_groups' is 0; it must be 1 or more",
+        "Linear: field 'activation' is 'elu'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick",
+        "Linear: field 'groups' is not known; the fields are activation, residual",
+    ],
 }
 
 

@@ -51,6 +51,7 @@ good = [
     outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
     outputs("FusedRotary", rotary=i64(64)),
     outputs("FusedAttention", heads=i32(12), scale=f32(0.125), added=i64(1), q_perm=np.array([0, 1, 2, 3], np.int64)),
+    outputs("EncoderStack", heads=i64(12), inner=i64(3072), scale=f32(0.125), has_mask=i64(1)),
     outputs("Elementwise", layout="1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe,?e", code="f0VMRg=="),
 ]
 own = [creator for creator in registry.all_creators if creator.plugin_namespace == "onnxfuse"]
@@ -109,13 +110,17 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipLayerNormalization": ["epsilon", "outputs", "has_beta"],
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
+        "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
+        "GroupNormSilu": ["epsilon", "num_groups", "film"],
+        "Linear": ["activation", "residual"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "FusedAttention": list(ATTENTION),
         "FusedRotary": ["x_perm", "rotary", "interleaved"],
         "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
+        "EncoderStack": ["heads", "inner", "pre_norm", "first_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
         "Elementwise": ["layout", "code"],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 2]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 1, 2]
     assert said["bad"] == [None, None, None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",

@@ -1,0 +1,179 @@
+// Linear: inputs X [..., k], W [k, n], bias [n] and, with residual, scale [n] and residual [..., n]. Output [..., n].
+#include "../common/tactics.h"
+#include "launch.h"
+
+namespace onnxfuse
+{
+class Linear final : public Tuned<Linear>
+{
+public:
+    using Problem = OnnxfuseLinear;
+    static constexpr char const* kName = "Linear";
+
+    // activation: "none", "relu", "silu", "gelu", "gelu_tanh" or "gelu_quick".
+    static std::vector<nvinfer1::PluginField> const& fields()
+    {
+        static std::vector<nvinfer1::PluginField> const known{{"activation", nullptr, nvinfer1::PluginFieldType::kCHAR, 1},
+            {"residual", nullptr, nvinfer1::PluginFieldType::kINT32, 1}};
+        return known;
+    }
+
+    explicit Linear(Fields const& fields)
+        : activation_(fields.text("activation", "none"))
+        , residual_(fields.integer("residual", 0, 0, 1))
+        , kind_(kind_of(activation_))
+    {
+    }
+
+    int outputs() const
+    {
+        return 1;
+    }
+    std::vector<nvinfer1::PluginField> state() const
+    {
+        return {{"activation", activation_.c_str(), nvinfer1::PluginFieldType::kCHAR, static_cast<int32_t>(activation_.size())},
+            {"residual", &residual_, nvinfer1::PluginFieldType::kINT32, 1}};
+    }
+    std::string key() const
+    {
+        return "onnxfuse 1 Linear activation=" + activation_ + " residual=" + std::to_string(residual_);
+    }
+
+    static std::vector<Problem> const& tactics()
+    {
+        static std::vector<Problem> const all = [] {
+            std::vector<Problem> made;
+            auto const add = [&](int rows, int columns, int stages, int split, int hopper) {
+                Problem p{};
+                p.tile_rows = rows, p.tile_columns = columns, p.stages = stages, p.split = split, p.hopper = hopper;
+                made.push_back(p);
+            };
+            for (int const split : {1, 2, 4, 8})
+            {
+                add(64, 64, 0, split, 1);
+                add(32, 64, 4, split, 0);
+                add(64, 64, 4, split, 0);
+            }
+            add(64, 64, 3, 1, 0);
+            add(128, 128, 3, 1, 0);
+            add(128, 128, 0, 1, 1);
+            add(128, 256, 0, 1, 1);
+            return made;
+        }();
+        return all;
+    }
+    static void use(Problem& p, Problem const& tactic)
+    {
+        p.tile_rows = tactic.tile_rows, p.tile_columns = tactic.tile_columns, p.stages = tactic.stages, p.split = tactic.split, p.hopper = tactic.hopper;
+    }
+    static int supported(Problem const& p)
+    {
+        return onnxfuse_linear_supported(&p);
+    }
+    static int launch(Problem const& p, void*, cudaStream_t stream)
+    {
+        return onnxfuse_launch_linear(&p, stream);
+    }
+
+    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
+        int32_t nbInputs) const noexcept override
+    {
+        return status([&] {
+            if (!is_half(inputTypes[0]))
+                refuse("input 0 has TensorRT data type %d; float16 and bfloat16 are supported", static_cast<int>(inputTypes[0]));
+            one_type(outputTypes, nbOutputs, inputTypes, nbInputs);
+        });
+    }
+    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
+        nvinfer1::DimsExprs* outputs, int32_t, nvinfer1::IExprBuilder&) noexcept override
+    {
+        return status([&] {
+            check(shapes_of(inputs, nbInputs));
+            outputs[0] = inputs[0];
+            outputs[0].d[inputs[0].nbDims - 1] = inputs[1].d[1];
+        });
+    }
+    bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t, int32_t) noexcept override
+    {
+        nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
+        return is_half(desc.type) && desc.type == inOut[0].desc.type && desc.format == nvinfer1::TensorFormat::kLINEAR;
+    }
+    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
+        int32_t) noexcept override
+    {
+        return status([&] {
+            check(shapes_of(in, nbInputs));
+            find_tactics(sized(in[0].desc.type, in[0].opt, in[1].opt));
+        });
+    }
+    int32_t onShapeChange(
+        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
+    {
+        return status([&] { check(shapes_of(in, nbInputs)); });
+    }
+    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
+        void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
+    {
+        return status([&] {
+            Problem p = sized(inputDesc[0].type, inputDesc[0].dims, inputDesc[1].dims);
+            p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.output = outputs[0];
+            if (residual_)
+                p.scale = inputs[3], p.residual = inputs[4];
+            run(p, workspace, stream);
+        });
+    }
+
+private:
+    static Activation kind_of(std::string const& activation)
+    {
+        constexpr std::pair<char const*, Activation> kKinds[] = {{"none", Activation::kNone}, {"relu", Activation::kRelu},
+            {"silu", Activation::kSilu}, {"gelu", Activation::kGelu}, {"gelu_tanh", Activation::kGeluTanh}, {"gelu_quick", Activation::kGeluQuick}};
+        for (auto const& [name, kind] : kKinds)
+        {
+            if (activation == name)
+                return kind;
+        }
+        refuse("field 'activation' is '%s'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick", activation.c_str());
+    }
+    void check(std::vector<Shape> const& inputs) const
+    {
+        size_t const wanted = residual_ ? 5 : 3;
+        if (inputs.size() != wanted)
+            refuse("%zu inputs; it takes %zu", inputs.size(), wanted);
+        check_rank("X", inputs[0], 2);
+        if (inputs[1].rank() != 2)
+            refuse("W has rank %d; it must have 2", inputs[1].rank());
+        int64_t const columns = inputs[1].last();
+        check_same("W", inputs[1], "width of X, columns", {{inputs[0].last(), columns}});
+        for (int64_t const size : inputs[1].extents)
+        {
+            if (size >= 0 && size % 8 != 0)
+                refuse("W has shape %s; its sizes must be multiples of 8; leave this node to TensorRT", inputs[1].text().c_str());
+        }
+        check_per_column("bias", inputs[2], columns);
+        if (residual_)
+        {
+            check_per_column("scale", inputs[3], columns);
+            Shape output = inputs[0];
+            output.extents.back() = columns;
+            check_same("residual", inputs[4], "the product", output);
+        }
+    }
+    Problem sized(nvinfer1::DataType type, nvinfer1::Dims const& x, nvinfer1::Dims const& w) const
+    {
+        Problem p{};
+        p.dtype = static_cast<int>(dtype_of(type));
+        p.activation = static_cast<int>(kind_);
+        p.rows = extent(rows_of(x), "the number of rows");
+        p.width = extent(w.d[0], "the width");
+        p.columns = extent(w.d[1], "the number of columns");
+        return p;
+    }
+
+    std::string activation_;
+    int32_t residual_;
+    Activation kind_;
+};
+
+static Registration<Linear> const registration;
+} // namespace onnxfuse

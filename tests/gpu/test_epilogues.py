@@ -1,0 +1,139 @@
+"""Depthwise convolution + LayerNorm, GroupNorm + SiLU and products with epilogues on a GPU against float64, at the sizes of real networks.
+
+Each with the launcher's own choice and with every tactic that this GPU takes. Small ones without a GPU:
+tests/plugins/test_emulated_epilogues.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from benchmarks import epilogue_cases
+from benchmarks.kernels import TOLERANCE
+from onnxfuse import pipeline, plugins
+from onnxfuse.engine import build as building
+from onnxfuse.engine.run import Engine
+from onnxfuse.errors import OnnxfuseError
+from tests.fusions import convnext, test_groupnorm_silu
+from tests.fusions.helpers import random, run
+from tests.plugins import epilogues, kernels
+
+Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
+DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
+HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+STAGES = pytest.mark.parametrize(("side", "channels"), [(56, 96), (28, 192), (14, 384), (7, 768)])
+
+
+@pytest.fixture(scope="module")
+def memory() -> Any:
+    try:
+        return kernels.gpu_memory()
+    except (ImportError, RuntimeError) as reason:
+        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
+
+
+@pytest.fixture(scope="module")
+def launchers(memory: Any) -> Any:
+    """The launchers, compiled for the GPU that is here."""
+    from onnxfuse.engine import trt
+
+    try:
+        return epilogues.Launchers(plugins.build(trt.gpu().sm).path)
+    except OnnxfuseError as reason:
+        pytest.skip(str(reason))
+
+
+def check(launchers: Any, memory: Any, case: Any, *tactics: dict[str, int]) -> None:
+    epilogues.check(launchers, memory, case, kernels, tactics)
+
+
+@STAGES
+@pytest.mark.parametrize("images", [1, 3])
+@DTYPES
+def test_depthwise(dtype: str, images: int, side: int, channels: int, launchers: Any, memory: Any) -> None:
+    across = min((side + 7) // 8, 7)
+    tactics = [
+        {"variant": 5, "rows": rows, "strips": strips, "split": split, "strip": pair}
+        for rows in (1, 2, 4)
+        for strips in {across, (across + 1) // 2}
+        for split in (1, 2, 3, 4, 6, 8, 12, 16)
+        for pair in (1, 2)
+    ]
+    tactics += [{"variant": 1, "rows": rows, "strips": 1, "split": split} for rows in (1, 4) for split in (1, 2, 8)]
+    check(launchers, memory, Depthwise(dtype, images, side, side, channels), *tactics)
+    check(launchers, memory, Depthwise(dtype, images, side, side + 3, channels, planar=True))
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@DTYPES
+def test_depthwise_of_other_kernels(dtype: str, kernel: int, launchers: Any, memory: Any) -> None:
+    for planar in (False, True):
+        check(launchers, memory, Depthwise(dtype, 2, 29, 31, 120, kernel, planar, mean=5.0))
+
+
+@DTYPES
+@pytest.mark.parametrize("last", [False, True])
+def test_group_norm(last: bool, dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"threads": threads, "split": split, "bulk": bulk} for threads in (128, 512) for split in (1, 4, 16) for bulk in (0, 1)]
+    for images, channels, pixels in ((1, 320, 4096), (2, 512, 1024), (3, 64, 1023), (1, 128, 65536)):
+        case = GroupNorm(dtype, images, channels, 32, pixels, last, film=images > 1)
+        check(launchers, memory, case, *tactics, {"threads": 256, "two_kernels": 1})
+
+
+@HALVES
+@pytest.mark.parametrize(("width", "columns"), [(96, 384), (384, 96), (768, 3072), (3072, 768), (72, 200)])
+@pytest.mark.parametrize("rows", [1, 49, 197, 3136])
+def test_linear(rows: int, width: int, columns: int, dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"tile_rows": 64, "tile_columns": 64, "split": split, "hopper": hopper} for split in (1, 2, 4, 8) for hopper in (0, 1)]
+    tactics += [{"tile_columns": 128, "hopper": 1}, {"tile_columns": 256, "hopper": 1}, {"tile_rows": 128, "tile_columns": 128}]
+    check(launchers, memory, Linear(dtype, rows, width, columns, "gelu"), *tactics)
+    check(launchers, memory, Linear(dtype, rows, width, columns, scale=True, residual=True), *tactics)
+
+
+@HALVES
+def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> None:
+    """The benchmark's own reference, by torch in float32; a stage's blocks start early there."""
+    torch = pytest.importorskip("torch")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for case in epilogue_cases.epilogues(launchers.library, dtype, False):
+        if case.shape.size != "small":
+            continue
+        read, written = (
+            [torch.randn(count, device="cuda").to(getattr(torch, dtype)) for count in counts] for counts in (case.reads, case.writes)
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        assert case.launch([tensor.data_ptr() for tensor in read], [tensor.data_ptr() for tensor in written], stream) == kernels.SUCCESS
+        want = case.reference([tensor.float() for tensor in read])[0].reshape(-1)
+        error = ((written[0].float() - want).abs() / (1 + want.abs())).max().item()
+        assert error < TOLERANCE[dtype], f"{case.kernel}, {case.shape.name}: {error}"
+
+
+@pytest.mark.parametrize("name", ["convnext", "groupnorm"])
+def test_an_engine_with_these_plugins(name: str, launchers: Any, tmp_path: Path) -> None:
+    """Fused throughout and built for batches of 1 to 8, against onnxruntime's result of the original."""
+    if name == "convnext":
+        original, wanted, shapes = (
+            convnext.model(3),
+            {"DepthwiseConvLayerNorm", "Linear"},
+            {"x": (convnext.C, convnext.SIDE, convnext.SIDE)},
+        )
+    else:
+        original, wanted = test_groupnorm_silu.model(film=True, elem=TensorProto.FLOAT16, dtype=np.float16), {"GroupNormSilu"}
+        shapes = {"x": (16, 5, 3), "a": (16, 1, 1), "b": (16, 1, 1)}
+    source, fused, engine = (tmp_path / each for each in ("source.onnx", "fused.onnx", "fused.engine"))
+    onnx.save(original, source)
+    pipeline.optimize(source, fused, policy="all", check=False)
+    ranges = [f"{x}:" + "..".join("x".join(map(str, (batch, *shape))) for batch in (1, 3, 8)) for x, shape in shapes.items()]
+    made = building.build(fused, engine, shapes=ranges)
+    assert wanted == set(made.plugins.ops)
+    with Engine.load(engine) as loaded:
+        for batch in (1, 3, 8):
+            feeds = {x: random(batch, *shape, seed=batch, dtype=np.float16) for x, shape in shapes.items()}
+            (got,), (want,) = loaded.run(feeds).values(), run(original, feeds)
+            np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,179 @@
+"""Depthwise convolution + LayerNorm, GroupNorm + SiLU and products with epilogues, run thread by thread on the host against float64.
+
+Clusters, tensor cores and Hopper's copies among them. tests/gpu/test_epilogues.py checks the same on a GPU, and larger sizes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxfuse import plugins
+from tests.plugins import epilogues, kernels
+
+HERE = Path(__file__).parent
+
+Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
+DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
+HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+pytestmark = pytest.mark.nvcc
+
+
+@pytest.fixture(scope="module")
+def launchers(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The launchers with their kernels emulated; CUDA's headers alone are needed, not its compiler."""
+    work = tmp_path_factory.mktemp("emulated")
+    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
+    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
+    folders = ("DepthwiseConvLayerNorm", "GroupNormSilu", "Linear")
+    units = [HERE / "emulator.cpp", *sorted(unit for folder in folders for unit in (plugins.sources() / folder).glob("*.cu"))]
+    objects = [work / f"{unit.parent.name}_{unit.stem}.o" for unit in units]
+    for unit, made in zip(units, objects, strict=True):
+        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", made], check=True)
+    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *objects], check=True)
+    return epilogues.Launchers(work / "emulated.so")
+
+
+@pytest.fixture(autouse=True)
+def large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXFUSE_EMULATED_SHARED", "232448")
+
+
+def check(launchers: Any, case: Any) -> None:
+    epilogues.check(launchers, kernels.HOST, case, kernels)
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("planar", [False, True])
+def test_depthwise_of_any_size(planar: bool, kernel: int, dtype: str, launchers: Any) -> None:
+    for n, h, w, c in ((2, 9, 10, 24), (1, 5, 31, 64), (3, 7, 7, 128), (1, 1, 2, 8)):
+        check(launchers, Depthwise(dtype, n, h, w, c, kernel, planar))
+    check(launchers, Depthwise(dtype, 1, 7, 9, 40, kernel, planar, bias=False, affine=False))
+    check(launchers, Depthwise(dtype, 1, 8, 9, 64, kernel, planar, mean=30.0))
+
+
+@DTYPES
+def test_depthwise_on_float32_units(dtype: str, launchers: Any) -> None:
+    for planar in (False, True):
+        tactic = {"variant": 1, "rows": 3, "strips": 2, "split": 2}
+        check(launchers, Depthwise(dtype, 2, 7, 17, 64, planar=planar, tactic=tactic))
+
+
+@HALVES
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_depthwise_on_tensor_cores(rows: int, dtype: str, launchers: Any) -> None:
+    def tactic(strips: int, split: int = 1, images: int = 1) -> dict[str, int]:
+        return {"variant": 5, "rows": rows, "strips": strips, "split": split, "strip": images}
+
+    for planar in (False, True):
+        check(launchers, Depthwise(dtype, 2, 9, 10, 24, planar=planar, tactic=tactic(2)))
+        check(launchers, Depthwise(dtype, 3, 7, 7, 64, planar=planar, tactic=tactic(1, 2, 2)))
+    check(launchers, Depthwise(dtype, 1, 9, 60, 32, tactic=tactic(7)))
+    check(launchers, Depthwise(dtype, 1, 14, 28, 96, mean=30.0, tactic=tactic(4, 3)))
+    check(launchers, Depthwise(dtype, 1, 15, 17, 48, bias=False, affine=False, tactic=tactic(3)))
+    check(launchers, Depthwise(dtype, 1, 2, 3, 8, tactic=tactic(8)))
+
+
+@DTYPES
+@pytest.mark.parametrize("last", [False, True])
+def test_group_norm(last: bool, dtype: str, launchers: Any) -> None:
+    check(launchers, GroupNorm(dtype, channels=40, groups=4, last=last))
+    check(launchers, GroupNorm(dtype, pixels=96, last=last, film=True, tactic={"threads": 64, "split": 4}))
+    check(launchers, GroupNorm(dtype, channels=48, groups=4, pixels=37, last=last, film=True, tactic={"threads": 64, "split": 2}))
+    check(launchers, GroupNorm(dtype, 1, groups=2, pixels=147, last=last, tactic={"threads": 64, "split": 16}))
+    check(launchers, GroupNorm(dtype, groups=4, pixels=300, last=last, film=True, tactic={"threads": 64, "split": 20, "two_kernels": 1}))
+    check(launchers, GroupNorm(dtype, 1, 32, 2, 144, last, affine=False, mean=30.0))
+    check(launchers, GroupNorm(dtype, channels=32, groups=4, pixels=1, last=last))
+
+
+@DTYPES
+def test_group_norm_by_one_copy(dtype: str, launchers: Any) -> None:
+    check(launchers, GroupNorm(dtype, channels=40, groups=4, tactic={"bulk": 1}))
+    check(launchers, GroupNorm(dtype, pixels=96, film=True, tactic={"threads": 64, "split": 4, "bulk": 1}))
+    check(launchers, GroupNorm(dtype, 1, 48, 2, 24, mean=10.0, tactic={"threads": 32, "split": 8, "bulk": 1}))
+
+
+@HALVES
+@pytest.mark.parametrize("tile", [(32, 64), (64, 64), (128, 128)])
+def test_linear_of_any_size(tile: tuple[int, int], dtype: str, launchers: Any) -> None:
+    def tactic(**more: int) -> dict[str, int]:
+        return {"tile_rows": tile[0], "tile_columns": tile[1], **more}
+
+    check(launchers, Linear(dtype, activation="gelu", tactic=tactic()))
+    check(launchers, Linear(dtype, 130, 200, 72, "silu", scale=True, residual=True, tactic=tactic(split=2, stages=2)))
+    check(launchers, Linear(dtype, 33, 328, 64, residual=True, tactic=tactic(split=8, stages=3)))
+
+
+@HALVES
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+def test_linear_of_few_rows_on_hopper(split: int, dtype: str, launchers: Any) -> None:
+    tactic = {"tile_rows": 64, "tile_columns": 64, "hopper": 1, "split": split}
+    check(launchers, Linear(dtype, 100, 136, 136, "gelu", tactic=tactic))
+    check(launchers, Linear(dtype, 49, 1096, 72, scale=True, residual=True, tactic=tactic))
+
+
+@HALVES
+@pytest.mark.parametrize("columns", [128, 256])
+def test_linear_of_many_rows_on_hopper(columns: int, dtype: str, launchers: Any) -> None:
+    tactic = {"tile_columns": columns, "hopper": 1}
+    check(launchers, Linear(dtype, 130, 136, 264, "gelu", tactic=tactic))
+    check(launchers, Linear(dtype, 300, 456, 136, "silu", scale=True, residual=True, tactic=tactic))
+
+
+@HALVES
+@pytest.mark.parametrize("activation", epilogues.ACTIVATIONS)
+def test_activations_as_the_launcher_chooses(activation: str, dtype: str, launchers: Any) -> None:
+    check(launchers, Linear(dtype, 20, 64, 64, activation, bias=activation != "none"))
+
+
+def test_bad_arguments_are_refused(launchers: Any) -> None:
+    memory = kernels.HOST
+    tensor = kernels.Tensor.poisoned(memory, (4096,), kernels.DTYPES["float16"][1]).address
+    bad, askew = kernels.INVALID_VALUE, kernels.MISALIGNED_ADDRESS
+
+    def depthwise(**changed: Any) -> int:
+        sizes = {"dtype": 1, "kernel": 3, "images": 1, "height": 2, "width": 2, "channels": 8, "epsilon": 1e-6}
+        given = {"input": tensor, "weight": tensor, "output": tensor}
+        return int(launchers.launch(epilogues.Depthwise(**{**sizes, **given, **changed})))
+
+    def linear(**changed: Any) -> int:
+        given = {"dtype": 1, "rows": 2, "width": 8, "columns": 8, "input": tensor, "weight": tensor, "output": tensor}
+        return int(launchers.launch(epilogues.Linear(**{**given, **changed})))
+
+    def group_norm(**changed: Any) -> int:
+        sizes = {"dtype": 1, "images": 1, "channels": 8, "groups": 2, "pixels": 8, "epsilon": 1e-5}
+        return int(launchers.launch(epilogues.GroupNorm(**{**sizes, "input": tensor, "output": tensor, **changed})))
+
+    for launch in (depthwise, linear, group_norm):
+        assert launch(dtype=7) == bad
+        assert launch(input=None) == bad
+        assert launch(output=None) == bad
+        assert launch(input=tensor + 2) == askew
+    assert depthwise(channels=12) == bad
+    assert depthwise(kernel=4) == bad
+    assert depthwise(variant=3) != kernels.SUCCESS
+    assert depthwise(images=0, input=None) == kernels.SUCCESS
+    assert linear(width=12) == bad
+    assert linear(dtype=0) == bad
+    assert linear(rows=0, input=None) == kernels.SUCCESS
+    assert group_norm(groups=3) == bad
+    assert group_norm(threads=33) == bad
+    assert group_norm(pixels=0, input=None) == kernels.SUCCESS
+
+
+def test_what_an_older_gpu_cannot_run_is_refused(launchers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turing lacks the instructions of the products, and its kernels would do nothing; the convolution has float32 units."""
+    monkeypatch.setenv("ONNXFUSE_EMULATED_MAJOR", "7")
+    for tactic in ({}, {"tile_rows": 64, "tile_columns": 64}, {"hopper": 1, "tile_columns": 128}):
+        problem, _, _ = Linear(tactic=tactic).make(1, np.float16, np.random.default_rng(0))
+        assert launchers.supported(problem) != kernels.SUCCESS
+    check(launchers, Depthwise("float16", 1, 7, 7, 32))
+    check(launchers, GroupNorm("float16", 1, 64, 8, 600))
+    monkeypatch.setenv("ONNXFUSE_EMULATED_MAJOR", "8")
+    check(launchers, Linear("bfloat16", 33, 72, 72, "gelu"))
+    check(launchers, Depthwise("bfloat16", 1, 7, 7, 64))
