@@ -80,7 +80,7 @@ void wait_for_copies()
     emulator::wait_for_copies(kLeft);
 }
 
-// Of the first 128 threads.
+// Of 128 threads.
 inline void group_sync()
 {
     emulator::wait_for_group();

@@ -44,7 +44,7 @@ struct Block
 {
     dim3 index;
     Group all;
-    Group first; // 128 threads
+    Group groups[8]; // of 128 threads
     Group* cluster = nullptr;
     std::vector<unsigned char> shared;
 };
@@ -120,8 +120,9 @@ void wait_for_block()
 
 void wait_for_group()
 {
-    current->block->first.size = 128;
-    wait(current->block->first);
+    Group& group = current->block->groups[threadIdx.x / 128];
+    group.size = 128;
+    wait(group);
 }
 
 void wait_for_warp()

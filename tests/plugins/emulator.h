@@ -44,7 +44,7 @@ void wait_for_block();
 void wait_for_warp();
 void wait_for_cluster();
 int cluster_size();
-void wait_for_group(); // the first 128 threads of the block
+void wait_for_group(); // 128 threads of the block: the first ones, those behind them, ...
 int lane();
 float exchange(float value, int lane_mask);
 
