@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
+from benchmarks.attention_cases import attentions
 from benchmarks.encoder_cases import encoders
 from benchmarks.epilogue_cases import epilogues
 from benchmarks.kernel_cases import CASES, CODES, FEW, Case
@@ -66,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="a part of the kernel's name")
     parser.add_argument("--dtype", nargs="+", choices=list(CODES), default=list(CODES))
     parser.add_argument("--size", nargs="+", choices=["small", "middle", "large"], default=["small", "middle", "large"])
-    parser.add_argument("--threads", action="store_true", help="also time other numbers of threads a row, at the small shapes, in float16")
+    parser.add_argument(
+        "--threads",
+        action="store_true",
+        help="also time other numbers of threads a row, at the small shapes, and other tactics of attention; in float16",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="results file to merge the rows into")
     parser.add_argument("--commit", default=None, help="the commit measured, where git cannot say it")
     return parser
@@ -115,7 +120,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 def _cases(library: ctypes.CDLL, dtype: str, options: argparse.Namespace) -> Iterator[Case]:
-    for cases in (*CASES, recurrences, epilogues, encoders):
+    for cases in (*CASES, recurrences, epilogues, encoders, attentions):
         for case in cases(library, dtype, options.threads and dtype == "float16"):
             if options.only in case.kernel and case.shape.size in options.size:
                 yield case

@@ -54,6 +54,8 @@ OPS = (
     Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, ("float16", "bfloat16")),
     Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
+    Op("FusedRotary", "rotary position embedding: halves or neighbours, all or the first elements of a head", None),
+    Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None),
     Op("EncoderStack", "layers of a transformer encoder; heads of 32, 64 or 128, up to 512 a sequence", 1024, ("float16", "bfloat16")),
     Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )

@@ -18,7 +18,7 @@ from onnx import helper, inliner
 
 from onnxfuse.engine import encoder
 from onnxfuse.errors import BadInput, refusal
-from onnxfuse.graph import recurrence, tensors, weights
+from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
 from onnxfuse.graph.model import DOMAIN
 from onnxfuse.graph.names import shown
 from onnxfuse.graph.wire import map_file
@@ -46,6 +46,8 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
     **recurrence.CREATORS,
+    **attention.CREATORS,
+    **rotary.CREATORS,
     **{op_type: (encoder.STACK, {}) for op_type in encoder.KINDS},
 }
 # Its plugins' kernels are generated: each node carries its own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxfuse import extensions
 from onnxfuse.fusions import (
+    attention,
     bias_gelu,
     conv_bias,
     conv_bn,
@@ -20,6 +21,7 @@ from onnxfuse.fusions import (
     lstm,
     qkv_pack,
     rmsnorm,
+    rope,
     silu,
     skip_layernorm,
     skip_rmsnorm,
@@ -45,6 +47,8 @@ BUILT_IN: tuple[Fusion, ...] = (
     bias_gelu.FUSION,
     lstm.FUSION,
     gru.FUSION,
+    rope.FUSION,
+    attention.FUSION,
     elementwise.FUSION,  # over what all others left
 )
 # Those of extensions come behind the built-in ones of their kind, but before `elementwise`, which would leave them nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,3 +68,22 @@ def nvcc(require_external: Callable[[str], NoReturn]) -> plugins.Nvcc:
 def library(nvcc: plugins.Nvcc) -> Callable[[int], plugins.Library]:
     """`library(90)`: the library compiled for sm_90 by the first test that asks, in the user's cache."""
     return plugins.build
+
+
+@pytest.fixture(scope="session")
+def emulated(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`emulated("Recurrence")`: a library of that plugin's kernels, emulated. CUDA's headers alone are needed, not its compiler."""
+    here = Path(__file__).parent
+    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
+    flags += [f"-I{here}", "-include", str(here / "emulator.h")]
+
+    def build(folder: str) -> Path:
+        work = tmp_path_factory.mktemp("emulated")
+        objects = []
+        for unit in [here / "emulator.cpp", *sorted((plugins.sources() / folder).glob("*.cu"))]:
+            objects.append(work / f"{unit.stem}.o")
+            subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", objects[-1]], check=True)
+        subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *objects], check=True)
+        return work / "emulated.so"
+
+    return build

@@ -111,6 +111,7 @@ inline void products_commit() {}
 template <int kLeft>
 void products_wait()
 {
+    emulator::wait_for_group(); // a product is done when all four warps have begun it
 }
 template <int kRegisters>
 void take_registers()

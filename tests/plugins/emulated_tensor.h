@@ -68,18 +68,19 @@ inline void copy_16(void* to, void const* from, bool there)
 {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
         std::abort();
-    if (there)
-        std::memcpy(to, from, 16);
-    else
-        std::memset(to, 0, 16);
+    emulator::copy(to, from, there);
 }
-inline void end_of_copies() {}
+inline void end_of_copies()
+{
+    emulator::end_group();
+}
 template <int kLeft>
 void wait_for_copies()
 {
+    emulator::wait_for_copies(kLeft);
 }
 
-// Of the first 128 threads. Those of a block that is alone take turns, so a counter does.
+// Of 128 threads.
 inline void group_sync()
 {
     emulator::wait_for_group();

@@ -44,9 +44,16 @@ struct Block
 {
     dim3 index;
     Group all;
-    Group first; // 128 threads
+    Group groups[8]; // of 128 threads
     Group* cluster = nullptr;
     std::vector<unsigned char> shared;
+};
+
+struct Copy
+{
+    void* to;
+    void const* from; // null: zeros
+    int group;
 };
 
 struct Thread
@@ -57,6 +64,8 @@ struct Thread
     int lane = 0;
     Block* block = nullptr;
     Group* warp = nullptr;
+    std::vector<Copy> copies;
+    int groups = 0;
     bool started = false;
     bool done = false;
 };
@@ -111,8 +120,9 @@ void wait_for_block()
 
 void wait_for_group()
 {
-    current->block->first.size = 128;
-    wait(current->block->first);
+    Group& group = current->block->groups[threadIdx.x / 128];
+    group.size = 128;
+    wait(group);
 }
 
 void wait_for_warp()
@@ -179,6 +189,31 @@ void later(std::function<void()> act)
     pending.push_back(std::move(act));
 }
 
+void copy(void* to, void const* from, bool there)
+{
+    std::memset(to, 0xff, 16);
+    current->copies.push_back({to, there ? from : nullptr, current->groups});
+}
+
+void end_group()
+{
+    ++current->groups;
+}
+
+void wait_for_copies(int left)
+{
+    std::vector<Copy>& copies = current->copies;
+    size_t done = 0;
+    for (; done < copies.size() && copies[done].group < current->groups - left; ++done)
+    {
+        if (copies[done].from)
+            std::memcpy(copies[done].to, copies[done].from, 16);
+        else
+            std::memset(copies[done].to, 0, 16);
+    }
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
 // Runs the current thread until it yields.
 static void go_on()
 {
@@ -195,8 +230,8 @@ static void go_on()
     setcontext(&context);
 }
 
-// Runs `blocks` to their end. In every round the threads of each warp take their turn; where several blocks run, some are left out by
-// chance, so that none can count on another's pace.
+// Runs `blocks` to their end. In every round the threads of each warp take their turn; some are left out by chance, so that none can count
+// on another's pace.
 static void run_blocks()
 {
     int const each = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
@@ -223,6 +258,8 @@ static void run_blocks()
         thread.done = false;
         ++thread.warp->size;
         thread.started = false;
+        thread.copies.clear();
+        thread.groups = 0;
     }
     static std::minstd_rand chance(1);
     for (int left = count; left > 0;)
@@ -241,7 +278,7 @@ static void run_blocks()
         }
         for (int i = 0; i < count; ++i)
         {
-            if (i % 32 == 0 && blocks.size() > 1 && chance() % 4 == 0)
+            if (i % 32 == 0 && count > 32 && chance() % 4 == 0)
             {
                 i += 31;
                 continue;

@@ -44,7 +44,7 @@ void wait_for_block();
 void wait_for_warp();
 void wait_for_cluster();
 int cluster_size();
-void wait_for_group(); // the first 128 threads of the block
+void wait_for_group(); // 128 threads of the block: the first ones, those behind them, ...
 int lane();
 float exchange(float value, int lane_mask);
 
@@ -65,6 +65,11 @@ unsigned char* remote_shared(unsigned char* here, int rank);
 bool in_own_shared(unsigned char const* p);
 // What the hardware does in the background: some time after this call, in any order, and before the kernel ends.
 void later(std::function<void()> act);
+
+// Copies of 16 bytes by this thread, in groups: what they write is poisoned until wait_for_copies() leaves at most `left` groups under way.
+void copy(void* to, void const* from, bool there);
+void end_group();
+void wait_for_copies(int left);
 } // namespace emulator
 
 inline void __syncthreads()

@@ -148,7 +148,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 10);
+    EXPECT(library.count == 12);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);
@@ -421,6 +421,100 @@ static void recurrence(Loaded const& library)
     EXPECT(!library.make("GRUSequence", {size, number("has_c1", &one)}));
 }
 
+// The outputs' extents; none where the plugin refuses the inputs.
+static std::vector<std::vector<int64_t>> outputs_of(IPluginV3* plugin, std::vector<std::vector<int64_t>> const& inputs)
+{
+    std::vector<DimsExprs> dims;
+    for (auto const& given : inputs)
+        dims.push_back(symbolic(given));
+    std::vector<DimsExprs> outputs(static_cast<size_t>(build(plugin)->getNbOutputs()));
+    Builder builder;
+    int32_t const status = build(plugin)->getOutputShapes(
+        dims.data(), static_cast<int32_t>(dims.size()), nullptr, 0, outputs.data(), static_cast<int32_t>(outputs.size()), builder);
+    std::vector<std::vector<int64_t>> found;
+    for (size_t i = 0; status == 0 && i < outputs.size(); ++i)
+        found.push_back(extents(outputs[i]));
+    return found;
+}
+
+static void attention(Loaded const& library)
+{
+    using Extents = std::vector<std::vector<int64_t>>;
+    static int32_t const twelve = 12, four = 4, many = 64, y_rows[] = {0, 2, 1, 3}, heads_first[] = {0, 1, 2, 3}, other[] = {0, 3, 1, 2}, widths[] = {768, 256, 256};
+    auto number = [](char const* name, int32_t const* value) { return PluginField{name, value, PluginFieldType::kINT32, 1}; };
+    PluginField const heads = number("heads", &twelve), groups = number("kv_heads", &four);
+    IPluginV3* const masked = library.make("FusedAttention",
+        {heads, groups, number("added", &two), number("kept", &one), {"k_perm", heads_first, PluginFieldType::kINT32, 4},
+            {"y_perm", heads_first, PluginFieldType::kINT32, 4}});
+    EXPECT(masked != nullptr && build(masked)->getNbOutputs() == 1);
+    Extents given{{-1, -1, 12, 64}, {-1, 4, 77, 64}, {-1, 77, 4, 48}, {12, -1, 77}, {-1, 1, 1, 77}, {1, 1, -1, 1}};
+    EXPECT((outputs_of(masked, given) == Extents{{-1, 12, -1, 48}}));
+    given[0] = {4, 30, 12, 64};
+    given[4] = {2, 1, 1, 77}; // used twice
+    EXPECT((outputs_of(masked, given) == Extents{{4, 12, 30, 48}}));
+    given[4] = {3, 1, 1, 77};
+    EXPECT(outputs_of(masked, given).empty());
+    given[4] = {4, 1, 1, 76};
+    EXPECT(outputs_of(masked, given).empty());
+    given[4] = {4, 1, 1, 77};
+    given[1] = {4, 12, 77, 64};
+    EXPECT(outputs_of(masked, given).empty());
+    given.pop_back();
+    EXPECT(outputs_of(masked, given).empty());
+
+    IPluginV3* const packed
+        = library.make("FusedAttention", {heads, groups, number("packed", &one), {"widths", widths, PluginFieldType::kINT32, 3}});
+    EXPECT((outputs_of(packed, {{-1, 128, 1280}}) == Extents{{-1, 128, 12, 64}}));
+    EXPECT((outputs_of(packed, {{2, -1, 5, 256}}) == Extents{{2, -1, 12, 64}}));
+    EXPECT(outputs_of(packed, {{-1, 128, 1281}}).empty());
+
+    DataType const half = DataType::kHALF, truth = DataType::kBOOL;
+    DataType kinds[6] = {half, half, half, half, half, truth}, out[1];
+    EXPECT(build(masked)->getOutputDataTypes(out, 1, kinds, 6) == 0 && out[0] == half);
+    kinds[5] = half;
+    EXPECT(build(masked)->getOutputDataTypes(out, 1, kinds, 6) != 0);
+    DynamicPluginTensorDesc tensors[7] = {};
+    for (int i = 0; i < 7; ++i)
+        tensors[i].desc = desc({1}, i == 5 ? truth : half);
+    for (int i = 0; i < 7; ++i)
+        EXPECT(build(masked)->supportsFormatCombination(i, tensors, 6, 1));
+    tensors[5].desc.type = half;
+    EXPECT(!build(masked)->supportsFormatCombination(5, tensors, 6, 1));
+
+    // Without a batch there is nothing to do, and no GPU is asked.
+    PluginTensorDesc const none[] = {desc({0, 128, 1280})};
+    void const* const inputs[1] = {};
+    void* const outputs[1] = {};
+    EXPECT(runtime(packed)->enqueue(none, none, inputs, outputs, nullptr, nullptr) != 0);
+    EXPECT(runtime(packed)->onShapeChange(none, 1, none, 1) == 0);
+    EXPECT(runtime(packed)->enqueue(none, none, inputs, outputs, nullptr, nullptr) == 0);
+
+    IPluginV3* const rotary = library.make("FusedRotary", {number("rotary", &many), number("interleaved", &one), {"x_perm", y_rows, PluginFieldType::kINT32, 4}});
+    EXPECT((outputs_of(rotary, {{-1, 7, 12, 80}, {7, 64}, {1, 1, 7, 64}}) == Extents{{-1, 12, 7, 80}}));
+    EXPECT(outputs_of(rotary, {{-1, 7, 12, 80}, {8, 64}, {7, 64}}).empty());
+    EXPECT(outputs_of(rotary, {{-1, 7, 12, 48}, {7, 64}, {7, 64}}).empty());
+    PluginTensorDesc const nothing[] = {desc({0, 7, 12, 80}), desc({7, 64}), desc({7, 64})};
+    EXPECT(runtime(rotary)->enqueue(nothing, none, inputs, outputs, nullptr, nullptr) == 0);
+
+    for (IPluginV3* const first : {masked, packed, rotary})
+    {
+        char const* const name = core(first)->getPluginName();
+        std::string const state = written(runtime(first)->getFieldsToSerialize());
+        IPluginV3* const again
+            = library.creator(name)->createPlugin("node", runtime(first)->getFieldsToSerialize(), TensorRTPhase::kRUNTIME);
+        IPluginV3* const copy = first->clone();
+        for (IPluginV3* const same : {copy, again})
+        {
+            EXPECT(same != nullptr && written(runtime(same)->getFieldsToSerialize()) == state);
+            EXPECT(std::strcmp(build(same)->getTimingCacheID(), build(first)->getTimingCacheID()) == 0);
+        }
+    }
+    EXPECT(!library.make("FusedAttention", {}));
+    EXPECT(!library.make("FusedAttention", {heads, number("packed", &one)}));
+    EXPECT(!library.make("FusedAttention", {heads, {"v_perm", other, PluginFieldType::kINT32, 4}}));
+    EXPECT(!library.make("FusedRotary", {number("rotary", &many), {"x_perm", other, PluginFieldType::kINT32, 4}}));
+}
+
 static IPluginV3* elementwise(Loaded const& library, std::string const& layout, std::string const& code = "f0VMRg==")
 {
     PluginField const fields[] = {{"layout", layout.data(), PluginFieldType::kCHAR, static_cast<int32_t>(layout.size())},
@@ -623,6 +717,8 @@ int main(int, char** argv)
         generated_refusals(library);
     else if (scenario == "recurrence")
         recurrence(library);
+    else if (scenario == "attention")
+        attention(library);
     else if (scenario == "epilogues")
         epilogues(library);
     else

@@ -37,6 +37,11 @@ EXPORTS = {
     "onnxfuse_launch_recurrence",
     "onnxfuse_launch_skip_layernorm",
     "onnxfuse_launch_skip_rmsnorm",
+    "onnxfuse_launch_attention",
+    "onnxfuse_attention_supported",
+    "onnxfuse_attention_workspace",
+    "onnxfuse_attention_workspace_up_to",
+    "onnxfuse_launch_rotary",
     "onnxfuse_linear_supported",
     "onnxfuse_recurrence_variant",
     "onnxfuse_recurrence_workspace",
@@ -84,19 +89,21 @@ def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) ->
     kernels = library(sm).kernels
     stems = {use.name.split("<")[0] for use in kernels}
     recurrent = {"persistent", "resident", "all_steps", "one_step", "project", "project_float"}
+    attention = {"attention", "attention_float"}
     products = {"depthwise_layernorm_band", "linear", "linear_group", "linear_hopper"}
     epilogues = {"depthwise_layernorm", "group_norm_bulk", "group_norm_last", "group_norm_planar", *products}
     encoders = {"encoder::encode", *(["encoder::Patience::give_up"] if sm == 90 else [])}  # elsewhere there is nothing in it
-    assert stems == {"skip_layernorm", "skip_rmsnorm", "bias_gelu", *encoders, *recurrent, *epilogues}
+    small = {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "rotary", "join_attention"}
+    assert stems == {*small, *encoders, *recurrent, *epilogues, *attention}
     assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
     for use in kernels:
         assert use.sm == sm
         if use.name.startswith("encoder::"):  # the sources say how much of it may spill
             continue
         assert (use.spill_stores, use.spill_loads, use.stack) == (0, 0, 0), use
-        # One block a multiprocessor holds its weights or sums in registers; the others need several blocks to hide their loads.
+        # Some hold their weights, sums or the scores of a row in registers; the others need several blocks to hide their loads.
         stem = use.name.split("<")[0]
-        assert 0 < use.registers <= (255 if stem in recurrent else 168 if stem in products else 128), use
+        assert 0 < use.registers <= (255 if stem in recurrent | attention else 168 if stem in products else 128), use
 
 
 def test_operators_are_those_that_the_sources_create() -> None:

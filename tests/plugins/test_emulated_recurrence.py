@@ -6,7 +6,7 @@ tests/gpu/test_recurrence.py checks the same on a GPU, and larger sizes.
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxfuse import plugins
 from tests.plugins import kernels, recurrences
-
-HERE = Path(__file__).parent
-
 
 Case = recurrences.Case
 LSTM, GRU, RESET_FIRST = recurrences.LSTM, recurrences.GRU, recurrences.GRU_RESET_FIRST
@@ -29,16 +25,8 @@ ALL = {"bias": True, "states": True, "lengths": True, "clip": 0.4, "batch_first"
 
 
 @pytest.fixture(scope="module")
-def launcher(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The launcher with its kernels emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
-    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
-    units = [HERE / "emulator.cpp", *sorted((plugins.sources() / "Recurrence").glob("*.cu"))]
-    for unit in units:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", work / f"{unit.stem}.o"], check=True)
-    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *(work / f"{unit.stem}.o" for unit in units)], check=True)
-    return recurrences.Launcher(work / "emulated.so")
+def launcher(emulated: Callable[[str], Path]) -> Any:
+    return recurrences.Launcher(emulated("Recurrence"))
 
 
 @pytest.fixture(autouse=True)

@@ -49,6 +49,8 @@ good = [
     outputs("BiasGelu"), outputs("BiasGelu", approximate="tanh"), outputs("BiasGelu", approximate="quick"),
     outputs("LSTMSequence", hidden_size=i64(64)),
     outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
+    outputs("FusedRotary", rotary=i64(64)),
+    outputs("FusedAttention", heads=i32(12), scale=f32(0.125), added=i64(1), q_perm=np.array([0, 1, 2, 3], np.int64)),
     outputs("EncoderStack", heads=i64(12), inner=i64(3072), scale=f32(0.125), has_mask=i64(1)),
     outputs("Elementwise", layout="1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe,?e", code="f0VMRg=="),
 ]
@@ -57,6 +59,8 @@ bad = [
     outputs("SkipLayerNormalization", epsilon=f32(-1)),
     outputs("SkipRMSNormalization", outputs=i32(0)),
     outputs("BiasGelu", approximate="sigmoid"),
+    outputs("FusedAttention", heads=i32(6), kv_heads=i32(4)),
+    outputs("FusedRotary", rotary=i32(63)),
 ]
 print(json.dumps({
     "version": trt.__version__,
@@ -71,6 +75,11 @@ print(json.dumps({
 RECURRENCE = (
     *("direction", "clip", "hidden_size", "layers", "outputs", "linear_before_reset"),
     *("x_perm", "y_perm", "joined", "has_lengths"),
+)
+
+ATTENTION = (
+    *("scale", "fill", "heads", "kv_heads", "packed", "added", "kept", "hides", "safe", "causal", "widths"),
+    *("q_perm", "k_perm", "v_perm", "y_perm"),
 )
 
 
@@ -105,14 +114,18 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "GroupNormSilu": ["epsilon", "num_groups", "film"],
         "Linear": ["activation", "residual"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
+        "FusedAttention": list(ATTENTION),
+        "FusedRotary": ["x_perm", "rotary", "interleaved"],
         "GRUSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bh")],
         "EncoderStack": ["heads", "inner", "pre_norm", "first_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
         "Elementwise": ["layout", "code"],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 2]
-    assert said["bad"] == [None, None, None]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 1, 2]
+    assert said["bad"] == [None, None, None, None, None]
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
         "onnxfuse: SkipRMSNormalization: field 'outputs' is 0; it must be a whole number from 1 to 2",
         "onnxfuse: BiasGelu: field 'approximate' is 'sigmoid'; it must be none, tanh or quick",
+        "onnxfuse: FusedAttention: fields 'heads' and 'kv_heads' are 6 and 4; the first must be a multiple of the second",
+        "onnxfuse: FusedRotary: field 'rotary' is 63; it must be an even number of elements",
     ]

@@ -112,13 +112,13 @@ def test_fused_nodes_lead_back_to_what_they_took(tmp_path: Path) -> None:
     sites, both = result["sites"], graph.sides(source, out, result["sites"])
     before, after = both["before"]["nodes"], both["after"]["nodes"]
     fused = [node for node in after if node["op"].startswith("onnxfuse.")]
-    assert {sites[node["site"]]["fusion"] for node in fused} == {"skip_layernorm", "bias_gelu"}
+    assert {sites[node["site"]]["fusion"] for node in fused} == {"skip_layernorm", "bias_gelu", "attention"}
     for node in fused:
         took = [other for other in before if other.get("site") == node["site"]]
         assert len(took) >= 2
         # Through what canonical fusions made on the way: the nodes of the GELU itself, not the node that stood for it.
         ops = {other["op"] for other in took}
-        assert ops >= ({"Erf"} if sites[node["site"]]["fusion"] == "bias_gelu" else {"Add"})
+        assert ops >= {"bias_gelu": {"Erf"}, "attention": {"Softmax"}}.get(sites[node["site"]]["fusion"], {"Add"})
         group = both["before"]["groups"][took[0]["group"]]
         assert (group["kind"], group["site"]) == ("region", node["site"])
         assert node["outputs"][0][0] in {name for other in took for name, _ in other["outputs"]}
@@ -131,7 +131,7 @@ def test_a_file_says_its_own_sites(tmp_path: Path) -> None:
     said = {(site["fusion"], site["output"]) for site in graph.fused_sites(out)}
     assert said
     assert said <= standing
-    assert {"skip_layernorm", "bias_gelu", "qkv_pack"} == {fusion for fusion, _ in said}
+    assert {"skip_layernorm", "bias_gelu", "qkv_pack", "attention"} == {fusion for fusion, _ in said}
 
 
 def test_kept_sites_are_marked_on_both_sides(tmp_path: Path) -> None:

@@ -123,13 +123,15 @@ def gated(seed: int = 0) -> ModelProto:
     return net.model({"x": (TensorProto.FLOAT, [4, WIDTH])}, "y", [4, WIDTH])
 
 
+# What would take in the nodes that are looked at, or in which faults are planted.
+APART = ("attention", "elementwise")
+
+
 def fused(model: ModelProto, folder: Path, precision: str = "keep", name: str = "model") -> tuple[Path, Path]:
-    """Paths of the model, and of its file with every legal site fused, but for element-wise chains: they would take in the nodes in which
-    faults are planted.
-    """
+    """Paths of the model, and of its file with every legal site fused, but for those of APART."""
     source, target = folder / f"{name}.onnx", folder / f"{name}.fused.onnx"
     onnx.save(model, source)
-    result = pipeline.optimize(source, target, policy="all", skip=("elementwise",), precision=precision, check=False)
+    result = pipeline.optimize(source, target, policy="all", precision=precision, skip=APART, check=False)
     assert any(decision.fused for decision in result.decisions)
     return source, target
 

@@ -204,7 +204,7 @@ def test_a_faulty_plugin_is_found_by_the_command(tmp_path: Path, runtime: Runtim
     report = command.of_sites(wanted(source, tmp_path), lambda text: None)
     assert report["verdict"] == "found"
     assert [site["name"] for cause in report["causes"] for site in cause["sites"]] == [guilty]
-    assert report["sites"] == 7  # norms, GELUs, and the chain that makes the mask
+    assert report["sites"] == 9  # norms, GELUs, attentions, and the chain that makes the mask
     assert bool(report["crashes"]) == crash
     lines = "\n".join(words.site_lines(report))
     assert "onnxfuse build-engine" in lines

@@ -20,7 +20,7 @@ def origins(path: Path) -> dict[str, origin.Origin]:
 @pytest.mark.parametrize(("precision", "gelu"), [("keep", "bias_gelu"), ("fp16", "linear_epilogue")])
 def test_every_site_of_the_report_is_in_the_file(tmp_path: Path, precision: str, gelu: str) -> None:
     onnx.save(plants.encoder(1), tmp_path / "m.onnx")
-    done = pipeline.optimize(tmp_path / "m.onnx", tmp_path / "f.onnx", policy="all", precision=precision, check=False)
+    done = pipeline.optimize(tmp_path / "m.onnx", tmp_path / "f.onnx", policy="all", precision=precision, skip=("attention",), check=False)
     found = origins(tmp_path / "f.onnx")
     fused = {decision.node: decision.site for decision in done.decisions if decision.fused}
     taken = {name for name in fused if name not in found}  # by a fusion that came later
