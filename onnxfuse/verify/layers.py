@@ -175,7 +175,12 @@ class Row:
         mine, base = self.errors.get(subject), self.errors.get(self.reference)
         if mine is None or base is None or self.against[subject].nan_differ or self.against[subject].inf_differ or not self.kind.is_float:
             return False
-        return mine.relative_rms <= ALIKE * base.relative_rms and mine.max_abs <= ALIKE * base.max_abs
+        return _alike(mine, base)
+
+
+def _alike(mine: Metrics, base: Metrics) -> bool:
+    """Whether two errors against the truth differ by no more than two ways of computing do."""
+    return mine.relative_rms <= ALIKE * base.relative_rms and mine.max_abs <= ALIKE * base.max_abs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,7 +316,7 @@ class _Look:
             edges = self.edges[subject.name]
             mine = [name for name in names if name in edges]
             found.update(subject.needs(mine, edges))
-            if _rounded(subject) is not None:
+            if _rounded(subject) is not None or self.truth is not None:
                 found.update(self.reference.needs(mine, edges))
         return {value for value in found if value in self.reference.kinds}
 
@@ -340,7 +345,7 @@ class _Look:
         for name in batch:
             self.tops[name] = _top(want[name])
             if any(name in values for values in got.values()):  # TensorRT may not write what was tapped
-                yield self._row(name, want[name], got, alone, price, true.get(name))
+                yield self._row(name, want, got, alone, price, true.get(name))
 
     def _tried(self, subject: Subject, names: Sequence[str], work: Callable[[Sequence[str]], Outputs]) -> Outputs:
         """What `work` gives for `names`; where it fails, for as many of them as it does not fail for."""
@@ -362,13 +367,13 @@ class _Look:
     def _row(
         self,
         name: str,
-        want: Any,
+        wanted: Outputs,
         got: Mapping[str, Outputs],
         alone: Mapping[str, Outputs],
         price: Mapping[str, Outputs],
         true: Any,
     ) -> Row:
-        reference = self.reference
+        reference, want = self.reference, wanted[name]
         node = reference.pieces.producers[name]
         sides = [s for s in self.subjects if name in got[s.name]]
         against, by_itself, prices, errors, wrong = {}, {}, {}, {}, {}
@@ -383,7 +388,8 @@ class _Look:
                 if name in price[subject.name]:
                     prices[subject.name] = _measured(price[subject.name][name], want, subject.limits, noise)
                 reason = _wrong(by_itself[subject.name], prices.get(subject.name), subject.limits, noise)
-                if reason and not (_rounded(subject) is not None and self._decides(name)):  # a float on the edge may fall either way
+                on_edge = _rounded(subject) is not None and self._decides(name)  # a float on the edge may fall either way
+                if reason and not on_edge and not self._as_near(subject, name, alone[subject.name][name], wanted):
                     wrong[subject.name] = reason
         if true is not None:
             errors[reference.name] = measure(want, true, reference.limits, same_dtype=False, noise=self._noise(name, "float32"))
@@ -410,6 +416,19 @@ class _Look:
             wrong=wrong,
             reference=reference.name,
         )
+
+    def _as_near(self, subject: Subject, name: str, own: Any, wanted: Outputs) -> bool:
+        """Whether a piece in the reference's precision is about as near to float64, from the same inputs, as the reference is.
+
+        Operands that cancel out inside of it leave noise to both.
+        """
+        if self.truth is None or _rounded(subject) is not None or not self.reference.kinds[name].is_float:
+            return False
+        true = self.truth.piece(name, self.edges[subject.name], wanted)
+        if true is None:
+            return False
+        mine, base = (measure(value, true, subject.limits, same_dtype=False) for value in (own, wanted[name]))
+        return not (mine.nan_differ or mine.inf_differ) and _alike(mine, base)
 
     def _noise(self, name: str, precision: str) -> float:
         """What rounding leaves of operands that cancel out: some units of the largest of them."""
@@ -511,6 +530,26 @@ class _Truth:
                 self.refused[name] = checked[name]
                 self._tainted.add(name)
         return {name: value for name, value in found.items() if name not in self._tainted}
+
+    def piece(self, name: str, edges: Collection[str], want: Mapping[str, Any]) -> Any:
+        """Tensor `name` in float64, computed by the reference's nodes from its own values of `edges`; None where there is none."""
+        if self._lost:
+            return None
+        pieces = self.reference.pieces
+        inside = {id(node) for node in pieces.between(name, edges)}
+        values = {**self.feeds, **want}
+        for node in (node for node in pieces.model.graph.nodes if id(node) in inside):
+            read = names_read(node)
+            if any(value not in values for value in read):
+                return None
+            given = {value: values[value] for value in read}
+            for made in node.outputs:
+                if made.name != name and (not made.name or made.name in edges):
+                    continue
+                values[made.name] = self.runtime.truth_again(self._path, made.name, given)
+                if values[made.name] is None:
+                    return None
+        return values[name]
 
     def _checked(self, names: Sequence[str], want: Mapping[str, Any]) -> dict[str, str]:
         """Those of `names` whose node, given the reference's inputs, gives something else in float64: its fault or the reference's.

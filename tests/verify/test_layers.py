@@ -101,6 +101,33 @@ def test_a_fused_file_says_where_its_nodes_come_from(look: Look, tmp_path: Path)
     assert by_name["l0_scores_out"]["nodes"] == ["l0_scores"]
 
 
+def modulated(path: Path, *factors: float) -> Path:
+    """silu(x * factors - 3e5), z being the sum's name where there is one factor: it cancels out at x of 3, where factors make 1e5."""
+    z, names = ("z", ("scaled",)) if len(factors) == 1 else ("other_z", ("once", "twice"))
+    nodes = [helper.make_node("Mul", [given, f"{made}_by"], [made], made) for given, made in zip(("x", *names), names, strict=False)]
+    nodes += [helper.make_node("Add", [names[-1], "shift"], [z], "add"), helper.make_node("Sigmoid", [z], [f"{z}_gate"], "sigmoid")]
+    nodes.append(helper.make_node("Mul", [z, f"{z}_gate"], ["y"], "silu"))
+    constants = {"shift": -3e5, **{f"{made}_by": factor for made, factor in zip(names, factors, strict=True)}}
+    weights = [numpy_helper.from_array(np.float32(value), name) for name, value in constants.items()]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("factors", "wrong"), [((1e3, 1e2), False), ((1e3, 100.01), True)])
+def test_what_cancels_out_inside_of_a_piece_is_judged_by_float64(
+    look: Look, tmp_path: Path, factors: tuple[float, ...], wrong: bool
+) -> None:
+    """The product is rounded by 0.03 where the sum is about 1: two orders of multiplication differ by that, and both are right."""
+    feeds = {"x": (3 + np.linspace(-1e-3, 1e-3, 4096)).astype(np.float32)}
+    found = look(modulated(tmp_path / "one.onnx", 1e5), modulated(tmp_path / "two.onnx", *factors), feeds, truth=True)
+    (row,) = found.rows
+    assert row.name == "y"
+    assert not row.alone["other"].agrees
+    assert bool(row.wrong) == wrong
+
+
 # ------------------------------------------------------------------------------------------------------------- plants
 
 
