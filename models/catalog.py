@@ -28,6 +28,8 @@ class RealModel:
     what: str
     sites: dict[str, int] = field(default_factory=dict)
     """How many sites of each fusion `optimize --policy all` finds, counted by hand in the graph."""
+    apart: dict[str, int] = field(default_factory=dict)
+    """The same with `--skip encoder_layer`, where that takes whole layers."""
 
     @property
     def path(self) -> Path:
@@ -46,7 +48,8 @@ MODELS = (
         97447603,
         "MIT",
         "ViT-S, 12 blocks, saliency head; LayerNorm and GELU(erf) spelled out",
-        {"layernorm": 25, "skip_layernorm": 24, "gelu": 12, "qkv_pack": 12, "bias_gelu": 12, "conv_bn": 3},
+        {"layernorm": 25, "gelu": 12, "qkv_pack": 12, "conv_bn": 3, "encoder_layer": 12},
+        {"layernorm": 25, "skip_layernorm": 24, "gelu": 12, "qkv_pack": 12, "bias_gelu": 12, "attention": 12, "conv_bn": 3},
     ),
     RealModel(
         "paraphrase-minilm",
@@ -56,7 +59,8 @@ MODELS = (
         69060623,
         "Apache-2.0",
         "BERT, 3 layers of 384, sentence encoder; native LayerNormalization; internal tensors are graph outputs",
-        {"skip_layernorm": 6, "gelu": 3, "qkv_pack": 3, "bias_gelu": 3},
+        {"gelu": 3, "qkv_pack": 3, "encoder_layer": 3},
+        {"skip_layernorm": 6, "gelu": 3, "qkv_pack": 3, "bias_gelu": 3, "attention": 3},
     ),
     RealModel(
         "ppocr-rec",
@@ -124,7 +128,7 @@ MODELS = (
         35628332,
         "MIT",
         "T5 encoder, 8 layers of 512, dynamic int8; RMSNorm and GELU(tanh) spelled out",
-        {"rmsnorm": 17, "skip_rmsnorm": 16, "gelu": 8},
+        {"rmsnorm": 17, "skip_rmsnorm": 16, "gelu": 8, "attention": 8},
     ),
     RealModel(
         "deepfilternet-erb",
@@ -154,7 +158,7 @@ MODELS = (
         22928619,
         "Apache-2.0",
         "BERT, 6 layers of 384, weight-only int8, torch's new exporter; GELU as x*(0.5*(erf+1))",
-        {"skip_layernorm": 12, "gelu": 6, "qkv_pack": 6},
+        {"skip_layernorm": 12, "gelu": 6, "qkv_pack": 6, "attention": 6},
     ),
 )
 

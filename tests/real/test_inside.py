@@ -45,7 +45,7 @@ def test_nothing_is_wrong_by_itself(model: RealModel, precision: str, tmp_path: 
 
 def test_an_epsilon_planted_into_a_trained_model_is_named(tmp_path: Path) -> None:
     model = fetched(next(model for model in MODELS if model.name == "paraphrase-minilm"))
-    pipeline.optimize(model.path, tmp_path / "fused.onnx", policy="all", check=False)
+    pipeline.optimize(model.path, tmp_path / "fused.onnx", policy="all", skip=("encoder_layer",), check=False)
     planted = plants.edited(tmp_path / "fused.onnx")
     tensor = plants.wrong_epsilon(planted, "skip_layernorm_2", 1e-3)
     onnx.save(planted, tmp_path / "fused.onnx")

@@ -20,6 +20,7 @@ import pytest
 
 from models.catalog import MODELS, RealModel
 from models.inputs import Feeds, feeds
+from onnxfuse import pipeline
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -95,6 +96,15 @@ def test_the_sites_that_were_counted_by_hand_are_found(optimized: Optimized):
     found = collections.Counter(site["fusion"] for site in optimized.report["sites"] if site["decision"] == "fused")
     for fusion, count in optimized.model.sites.items():
         assert found[fusion] == count, f"{fusion}: {found[fusion]} sites, not {count}; all: {dict(found)}"
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model.apart], ids=lambda model: model.name)
+def test_without_whole_layers_their_parts_are_found(model: RealModel):
+    if not model.path.is_file():
+        pytest.skip(f"{model.name} is not fetched: models/fetch {model.name}")
+    done = pipeline.optimize(model.path, None, policy="all", skip=("encoder_layer",), check=False)
+    found = collections.Counter(decision.site.fusion for decision in done.decisions if decision.fused)
+    assert {fusion: found[fusion] for fusion in model.apart} == model.apart
 
 
 def test_the_interface_is_kept(optimized: Optimized):
