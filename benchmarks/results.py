@@ -11,6 +11,8 @@ from typing import Any
 
 from onnxfuse.errors import BadInput
 from onnxfuse.graph.files import atomic
+from onnxfuse.plan import store
+from onnxfuse.plan.verdicts import Verdict
 
 SCHEMA = 1
 FOLDER = Path(__file__).resolve().parent / "results"
@@ -40,9 +42,17 @@ def load(path: Path) -> Results:
 
 
 def merged(results: Results, machine: Mapping[str, Any], row: Row) -> Results:
-    """`results` with `row` in the place of the one with the same name, precision and policy, or at the end."""
-    rows = [row if key(old) == key(row) else old for old in results["rows"]]
-    if all(key(old) != key(row) for old in results["rows"]):
+    """`results` with `row` in the place of the one with the same name, precision and policy, or at the end.
+
+    What a search found about a fusion stays until another search measures that fusion again: the budget of this one may not have been
+    enough for it.
+    """
+    old = find(results, row)
+    if old is not None and "failed" not in row and (known := [*old.get("verdicts", ()), *row.get("verdicts", ())]):
+        newest = store.newest(list(map(Verdict.from_dict, known)))
+        row = {**row, "verdicts": [verdict.to_dict() for verdict in newest]}
+    rows = [row if key(other) == key(row) else other for other in results["rows"]]
+    if old is None:
         rows.append(row)
     return {"schema": SCHEMA, "machine": dict(machine), "rows": rows}
 

@@ -73,6 +73,22 @@ def test_rows_are_merged_by_name_precision_and_policy(tmp_path: Path) -> None:
     assert back["machine"] == MACHINE
 
 
+def test_verdicts_stay_until_the_fusion_is_measured_again(tmp_path: Path) -> None:
+    def of(fusion: str, ratio: float, date: str) -> dict[str, Any]:
+        figures = {name: {"median": ratio, "low": ratio, "high": ratio} for name in ("automatic_ms", "fused_ms", "ratio")}
+        about = {"fusion": fusion, "model": "a", "rows": 128, "width": 768, "dtype": "float16", "gpu": "h200", "driver": "580"}
+        return {**about, "tensorrt": "10.6.0", "date": date, **figures}
+
+    first = row("a", verdicts=[of("skip_layernorm", 1.02, "2026-11-30"), of("bias_gelu", 0.94, "2026-11-30")])
+    second = row("a", verdicts=[of("skip_layernorm", 1.03, "2026-12-01"), of("encoder_layer", 1.66, "2026-12-01")])
+    data = results.load(tmp_path / "none.json")
+    for new in (first, second, results.failed("a", "fp16", "all", "crashed")):
+        data = results.merged(data, MACHINE, new)
+        if "failed" not in new:
+            kept = {entry["fusion"]: entry["ratio"]["median"] for entry in data["rows"][0]["verdicts"]}
+    assert kept == {"skip_layernorm": 1.03, "bias_gelu": 0.94, "encoder_layer": 1.66}
+
+
 @pytest.mark.parametrize(
     ("gpu", "tensorrt", "expected"),
     [
