@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from onnxfuse import plugins
+from onnxfuse.errors import OnnxfuseError
 from tests.conftest import missing_for_gpu
+from tests.plugins import kernels
 
 HERE = Path(__file__).resolve().parent
 
 
 WHY_NOT = missing_for_gpu()
+
+
+@pytest.fixture(scope="session")
+def memory() -> Any:
+    """The GPU's memory, as the checks of kernels alone want it."""
+    try:
+        return kernels.gpu_memory()
+    except (ImportError, RuntimeError) as reason:
+        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The plugin library, compiled for the GPU that is here."""
+    from onnxfuse.engine import trt
+
+    try:
+        return plugins.build(trt.gpu().sm).path
+    except OnnxfuseError as reason:
+        pytest.skip(str(reason))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

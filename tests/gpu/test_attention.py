@@ -11,10 +11,9 @@ import onnx
 import pytest
 
 from benchmarks import attention_cases
-from onnxfuse import pipeline, plugins
+from onnxfuse import pipeline
 from onnxfuse.engine import build as building
 from onnxfuse.engine.run import Engine
-from onnxfuse.errors import OnnxfuseError
 from tests.fusions import attentions as written
 from tests.fusions import helpers
 from tests.plugins import attentions, kernels
@@ -24,25 +23,6 @@ ROWS = pytest.mark.parametrize("rows", [16, 32, 64])
 WARPS = pytest.mark.parametrize("warps", [4, 8])
 HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
-
-
-@pytest.fixture(scope="module")
-def memory() -> Any:
-    try:
-        return kernels.gpu_memory()
-    except (ImportError, RuntimeError) as reason:
-        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
-
-
-@pytest.fixture(scope="module")
-def library(memory: Any) -> Path:
-    """The plugin library, compiled for the GPU that is here."""
-    from onnxfuse.engine import trt
-
-    try:
-        return plugins.build(trt.gpu().sm).path
-    except OnnxfuseError as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,10 @@ import onnxruntime
 import pytest
 
 from benchmarks import encoder_cases
-from onnxfuse import plugins
 from onnxfuse.bench import timing
 from onnxfuse.engine import build as building
 from onnxfuse.engine import encoder, trt
 from onnxfuse.engine.run import Engine
-from onnxfuse.errors import OnnxfuseError
 from tests.fusions import helpers
 from tests.fusions.test_encoder_layer import WIDTH, Encoder
 from tests.plugins import encoders, kernels
@@ -33,19 +31,8 @@ def hopper() -> None:
 
 
 @pytest.fixture(scope="module")
-def memory() -> Any:
-    try:
-        return kernels.gpu_memory()
-    except (ImportError, RuntimeError) as reason:
-        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
-
-
-@pytest.fixture(scope="module")
-def launcher(memory: Any) -> Any:
-    try:
-        return encoders.Launcher(plugins.build(trt.gpu().sm).path)
-    except OnnxfuseError as reason:
-        pytest.skip(str(reason))
+def launcher(library: Path) -> Any:
+    return encoders.Launcher(library)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from onnx import TensorProto
 
 from benchmarks import epilogue_cases
 from benchmarks.kernels import TOLERANCE
-from onnxfuse import pipeline, plugins
+from onnxfuse import pipeline
 from onnxfuse.engine import build as building
 from onnxfuse.engine.run import Engine
-from onnxfuse.errors import OnnxfuseError
 from tests.fusions import convnext, test_groupnorm_silu
 from tests.fusions.helpers import random, run
 from tests.plugins import epilogues, kernels
@@ -31,22 +30,8 @@ STAGES = pytest.mark.parametrize(("side", "channels"), [(56, 96), (28, 192), (14
 
 
 @pytest.fixture(scope="module")
-def memory() -> Any:
-    try:
-        return kernels.gpu_memory()
-    except (ImportError, RuntimeError) as reason:
-        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
-
-
-@pytest.fixture(scope="module")
-def launchers(memory: Any) -> Any:
-    """The launchers, compiled for the GPU that is here."""
-    from onnxfuse.engine import trt
-
-    try:
-        return epilogues.Launchers(plugins.build(trt.gpu().sm).path)
-    except OnnxfuseError as reason:
-        pytest.skip(str(reason))
+def launchers(library: Path) -> Any:
+    return epilogues.Launchers(library)
 
 
 def check(launchers: Any, memory: Any, case: Any, *tactics: dict[str, int]) -> None:

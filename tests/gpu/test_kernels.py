@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxfuse import plugins
-from onnxfuse.errors import OnnxfuseError
 from tests.plugins import kernels
 
 WIDTHS = (1, 7, 32, 384, 768, 1000, 1024, 1025, 4096, 8192, 16383, 16384)
@@ -20,29 +19,8 @@ INF, NAN = float("inf"), float("nan")
 
 
 @pytest.fixture(scope="module")
-def memory() -> Any:
-    try:
-        return kernels.gpu_memory()
-    except (ImportError, RuntimeError) as reason:
-        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
-
-
-@pytest.fixture(scope="module")
-def launchers(memory: Any) -> Any:
-    """The launchers, compiled for the GPU that is here."""
-    try:
-        import torch
-
-        major, minor = torch.cuda.get_device_capability()
-    except ImportError:
-        import cupy
-
-        major, minor = divmod(int(cupy.cuda.Device().compute_capability), 10)
-    try:
-        library = plugins.build(10 * major + minor)
-    except OnnxfuseError as reason:
-        pytest.skip(str(reason))
-    return kernels.Launchers(library.path)
+def launchers(library: Path) -> Any:
+    return kernels.Launchers(library)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import recurrence_cases
-from onnxfuse import plugins
-from onnxfuse.errors import OnnxfuseError
 from tests.plugins import kernels, recurrences
 
 Case = recurrences.Case
@@ -20,22 +19,8 @@ HALVES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 
 @pytest.fixture(scope="module")
-def memory() -> Any:
-    try:
-        return kernels.gpu_memory()
-    except (ImportError, RuntimeError) as reason:
-        pytest.skip(f"needs torch or cupy with a GPU: {reason}")
-
-
-@pytest.fixture(scope="module")
-def launcher(memory: Any) -> Any:
-    """The launcher, compiled for the GPU that is here."""
-    from onnxfuse.engine import trt
-
-    try:
-        return recurrences.Launcher(plugins.build(trt.gpu().sm).path)
-    except OnnxfuseError as reason:
-        pytest.skip(str(reason))
+def launcher(library: Path) -> Any:
+    return recurrences.Launcher(library)
 
 
 @CELLS
