@@ -40,6 +40,7 @@ from onnxfuse.plan.verdicts import Target, Verdict
 from onnxfuse.verify.check import generated
 from onnxfuse.verify.reference import Feeds, Runtime
 
+OUTCOMES = ("won", "lost", "draw")
 SCHEMA = 1
 BUDGET_MINUTES = 15.0
 CANDIDATE_SECONDS = 1200.0
@@ -320,35 +321,48 @@ def _together() -> tuple[frozenset[str], ...]:
 
 
 def _verdicts(found: Found, model: Path, machine: Machine, precision: str) -> Iterator[Verdict]:
-    """One for each group that was measured alone; from the rebuild where that was the final plan or was to be."""
+    """One for each group that was measured alone; from the rebuild where that was the final plan or was to be. And one for each group of a
+    final plan of several fusions that nobody measured alone.
+    """
     again = {trial.groups: trial for trial in found.trials if trial.stage == "final"}
+    alone = set()
     for trial in found.trials:
         if trial.stage != "alone" or any(place.needs for place in trial.groups[0].places):
             continue
         (group,) = trial.groups
-        if group.fusion in verdicts.APART and group.variant is None:
-            continue  # of several forms: it says nothing of any
+        alone.add(group)
         last = again.get(trial.groups, trial)
-        if last.keys != trial.keys or last.outcome not in ("won", "lost", "draw"):
+        if last.keys != trial.keys or last.outcome not in OUTCOMES:
             last = trial
-        if last.outcome not in ("won", "lost", "draw"):
-            continue
-        of = last.result
-        yield Verdict(
-            fusion=group.fusion,
-            variant=group.variant,
-            model=model.stem,
-            rows=group.rows,
-            width=group.width,
-            dtype=verdicts.DTYPES.get(precision, group.dtype),
-            gpu=machine.name,
-            driver=machine.driver,
-            tensorrt=machine.tensorrt,
-            automatic_ms=Interval(**of["automatic_ms"]),
-            fused_ms=Interval(**of["fused_ms"]),
-            ratio=Interval(**of["ratio"]),
-            date=of["date"],
-        )
+        if last.outcome in OUTCOMES:
+            yield from _verdict(group, (), last.result, model, machine, precision)
+    for group in found.final.groups if found.final.won else ():
+        beside = tuple(sorted({other.fusion for other in found.final.groups} - {group.fusion}))
+        if beside and group not in alone:
+            yield from _verdict(group, beside, found.final.result, model, machine, precision)
+
+
+def _verdict(
+    group: Group, beside: tuple[str, ...], of: Mapping[str, Any], model: Path, machine: Machine, precision: str
+) -> Iterator[Verdict]:
+    if group.fusion in verdicts.APART and group.variant is None:
+        return  # of several forms: it says nothing of any
+    yield Verdict(
+        fusion=group.fusion,
+        variant=group.variant,
+        beside=beside,
+        model=model.stem,
+        rows=group.rows,
+        width=group.width,
+        dtype=verdicts.DTYPES.get(precision, group.dtype),
+        gpu=machine.name,
+        driver=machine.driver,
+        tensorrt=machine.tensorrt,
+        automatic_ms=Interval(**of["automatic_ms"]),
+        fused_ms=Interval(**of["fused_ms"]),
+        ratio=Interval(**of["ratio"]),
+        date=of["date"],
+    )
 
 
 # Results that last ------------------------------------------------------------------------------------------------------

@@ -221,6 +221,9 @@ def rewrite(model: Model, rules: policy.Rules) -> tuple[list[Decision], list[Mis
     index: Index | None = None
     for kind, fusions in itertools.groupby(REGISTRY, lambda fusion: fusion.kind):
         stage, more = list(fusions), True
+        if kind == "fused" and rules.companions:
+            index = Index.of(model) if index is None else index
+            rules = rules.among(_present(stage, model, index, rules))
         while more:
             more = False
             for fusion in stage:
@@ -274,6 +277,12 @@ def sites(
                     found.setdefault(site.key, Place(site, frozenset(needs)))
     free = tuple(d.site for d in alone if d.fused and by_name[d.site.fusion].free)
     return tuple(found.values()), free
+
+
+def _present(stage: Sequence[Fusion], model: Model, index: Index, rules: policy.Rules) -> set[str]:
+    """Those of the fusions beside which others were measured that may be fused in this model."""
+    asked = [fusion for fusion in stage if fusion.name in rules.companions and not rules.selection.excluded(fusion)]
+    return {fusion.name for fusion in asked if find(fusion, model, index)[0]}
 
 
 def _rewrite_one(fusion: Fusion, model: Model, index: Index, rules: policy.Rules) -> tuple[list[Decision], list[Miss]]:

@@ -11,8 +11,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfuse import pipeline
+from onnxfuse.bench.stats import Interval
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions import REGISTRY
+from onnxfuse.plan import store
+from onnxfuse.plan.verdicts import Verdict
 
 RNG = np.random.default_rng(7)
 
@@ -52,6 +55,31 @@ def test_all_fuses_and_the_outputs_agree(block: Path, tmp_path: Path) -> None:
     assert ops(out) == ["MatMul", "onnxfuse::SkipLayerNormalization"]
     assert [(d.site.fusion, d.fused, d.node) for d in result.decisions] == [("skip_layernorm", True, "skip_layernorm")]
     assert set(result.decisions[0].site.nodes) == {"add_bias", "residual", "norm"}
+
+
+def test_what_was_proven_beside_another_fusion_is_fused_beside_it_alone(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """skip_layernorm won where bias_gelu was fused, too: of a model without its sites, or told to skip it, that says nothing."""
+    ms, ratio = Interval(0.4, 0.4, 0.4), Interval(1.2, 1.19, 1.21)
+    known = [Verdict(fusion, "m", 0, 8, "float32", "h200", "1", "10.6.0", ms, ms, ratio, "2026-12-01", variant, (beside,))
+             for fusion, variant, beside in [("skip_layernorm", None, "bias_gelu"), ("bias_gelu", "erf", "skip_layernorm")]]  # fmt: skip
+    monkeypatch.setattr(store, "load", lambda: store.Contents(tuple(known), ()))
+
+    def fused(model: Path, skip: tuple[str, ...] = ()) -> set[str]:
+        found = pipeline.optimize(model, None, skip=skip)
+        return {decision.site.fusion for decision in found.decisions if decision.fused}
+
+    assert fused(block) == set()
+    model = onnx.load(block)
+    nodes = [
+        helper.make_node("Add", ["y", "bias"], ["shifted"], name="add_again"),
+        helper.make_node("Gelu", ["shifted"], ["z"], name="gelu"),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.output[0].name = "z"
+    model.opset_import[0].version = 20
+    onnx.save(model, block)
+    assert fused(block) == {"skip_layernorm", "bias_gelu"}
+    assert fused(block, skip=("bias_gelu",)) == set()
 
 
 def test_undo_brings_the_primitives_back(block: Path, tmp_path: Path) -> None:

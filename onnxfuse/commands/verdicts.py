@@ -156,9 +156,15 @@ def _order(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.fusion, verdict.dtype, verdict.width, verdict.rows, verdict.model, verdict.driver
 
 
+def _what(verdict: Verdict) -> str:
+    variant = f" ({verdict.variant})" if verdict.variant else ""
+    beside = f" beside {', '.join(verdict.beside)}" if verdict.beside else ""
+    return f"{verdict.fusion}{variant}{beside}"
+
+
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     return (
-        f"{verdict.fusion} ({verdict.variant})" if verdict.variant else verdict.fusion,
+        _what(verdict),
         f"{verdict.rows or '?'} x {verdict.width or '?'} {verdict.dtype}",
         f"{verdict.outcome}: {verdict.ratio.median:.3f} ({verdict.ratio.low:.3f} to {verdict.ratio.high:.3f})",
         verdict.model,

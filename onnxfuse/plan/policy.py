@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from onnxfuse import gpus
 from onnxfuse.errors import BadInput
@@ -62,6 +62,15 @@ class Rules:
     sizes: Mapping[str, int] = field(default_factory=dict)
     measured: Plan = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def companions(self) -> frozenset[str]:
+        """Fusions beside which others were measured."""
+        return frozenset(name for verdict in self.verdicts for name in verdict.beside)
+
+    def among(self, present: Collection[str]) -> Rules:
+        """The same, for a model that has sites of the fusions `present`: what was measured beside others says nothing of it."""
+        return replace(self, verdicts=[verdict for verdict in self.verdicts if set(verdict.beside) <= set(present)])
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

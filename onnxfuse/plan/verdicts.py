@@ -31,11 +31,12 @@ HERE, SHIPPED = "here", "shipped"
 class Verdict:
     """One measurement of one fusion in one model, everything else left to TensorRT.
 
-    variant: of the fusion, as in `Site`; None where it has none, or where several were measured together. model: what was measured.
-    width: elements of the last axis; rows: the product of the other axes, rounded up to a power of two. dtype: numpy's name of the
-    element type. gpu: its name in `onnxfuse.gpus`. automatic_ms, fused_ms: latencies of the whole engine; ratio: automatic over fused, so
-    above 1 the fusion wins. date: of the measurement, UTC, ISO 8601, to the day or finer. origin: whose store holds it; no part of
-    the measurement.
+    beside: the other fusions that were fused with it, where it was measured in a plan of several alone: it says something of models that
+    have sites of all of them. variant: of the fusion, as in `Site`; None where it has none, or where several were measured together.
+    model: what was measured. width: elements of the last axis; rows: the product of the other axes, rounded up to a power of two.
+    dtype: numpy's name of the element type. gpu: its name in `onnxfuse.gpus`. automatic_ms, fused_ms: latencies of the whole engine;
+    ratio: automatic over fused, so above 1 the fusion wins. date: of the measurement, UTC, ISO 8601, to the day or finer. origin: whose
+    store holds it; no part of the measurement.
     """
 
     fusion: str
@@ -51,6 +52,7 @@ class Verdict:
     ratio: Interval
     date: str
     variant: str | None = None
+    beside: tuple[str, ...] = ()
     origin: str = field(default=HERE, compare=False)
 
     @property
@@ -68,13 +70,13 @@ class Verdict:
     @property
     def key(self) -> tuple[Any, ...]:
         """What is the same of two measurements of which the newer one replaces the older."""
-        return self.fusion, *self.shape, self.gpu, release(self.tensorrt), self.driver, self.model
+        return self.fusion, *self.shape, self.beside, self.gpu, release(self.tensorrt), self.driver, self.model
 
     def to_dict(self) -> dict[str, Any]:
         """The form of the stores."""
         entry = asdict(self)
         del entry["origin"]
-        return entry
+        return {**entry, "beside": list(self.beside)} if self.beside else {name: entry[name] for name in entry if name != "beside"}
 
     @classmethod
     def from_dict(cls, entry: Any, origin: str = HERE) -> Verdict:
@@ -85,7 +87,10 @@ class Verdict:
         sizes = {name: _size(entry, name) for name in ("rows", "width")}
         intervals = {name: _interval(entry, name) for name in ("automatic_ms", "fused_ms", "ratio")}
         variant = None if entry.get("variant") is None else _text(entry, "variant")
-        return cls(**texts, **sizes, **intervals, variant=variant, origin=origin)  # type: ignore[arg-type]
+        beside = entry.get("beside", [])
+        if not isinstance(beside, list) or not all(isinstance(name, str) and name for name in beside):
+            raise ValueError("'beside' is not a list of fusions")
+        return cls(**texts, **sizes, **intervals, variant=variant, beside=tuple(beside), origin=origin)  # type: ignore[arg-type]
 
 
 def _text(entry: dict[str, Any], name: str) -> str:
@@ -168,7 +173,8 @@ class Evidence:
         """Where it is from, and what was found."""
         of = self.verdict
         ratio = f"{of.ratio.median:.3f} times as fast [{of.ratio.low:.3f}, {of.ratio.high:.3f}]"
-        said = f"{of.outcome}: {ratio} in {of.model}, {of.dtype}, on {of.gpu}, TensorRT {of.tensorrt}"
+        beside = f" beside {' and '.join(of.beside)}" if of.beside else ""
+        said = f"{of.outcome}: {ratio}{beside} in {of.model}, {of.dtype}, on {of.gpu}, TensorRT {of.tensorrt}"
         if self.other_driver:
             said += f", driver {of.driver} (another is here; kernels are TensorRT's and the plugins' own)"
         return f"estimate, from {of.gpu.upper()} ({', '.join(self.estimate)}): {said}" if self.estimate else said
@@ -207,7 +213,7 @@ def nearest(verdicts: Sequence[Verdict], site: Site, target: Target, dtype: str 
     def distance(of: Verdict) -> tuple[Any, ...]:
         far = abs(math.log2(max(of.rows, 1)) - math.log2(max(rows, 1)))
         newest = tuple(-number for number in release(of.tensorrt))
-        return *differences(of).values(), far, of.origin != HERE, of.driver != target.driver, newest, of.ratio.low
+        return *differences(of).values(), far, not of.beside, of.origin != HERE, of.driver != target.driver, newest, of.ratio.low
 
     best = min(fitting, key=distance)
     estimate = tuple(words for words, differs in differences(best).items() if differs)

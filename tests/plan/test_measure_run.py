@@ -320,6 +320,9 @@ def test_fusions_that_say_so_are_measured_together_first(work: Lab, model: Path,
     of = measured(model)
     assert work.measured == ["", "bias_gelu skip_layernorm", "bias_gelu", "skip_layernorm", "final bias_gelu skip_layernorm"]
     assert all(fused for fused, _ in of.plan.values())
+    assert {(verdict.fusion, verdict.beside, verdict.outcome) for verdict in store.load().here} == {
+        ("bias_gelu", ("skip_layernorm",), "won"), ("skip_layernorm", ("bias_gelu",), "won"),
+    }  # fmt: skip
 
 
 def test_sites_that_others_would_take_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

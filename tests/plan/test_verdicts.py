@@ -116,6 +116,8 @@ def test_another_width_variant_or_unknown_shape_says_nothing() -> None:
         ({}, {"driver": "1"}),
         ({"gpu": "l4", "tensorrt": "11.0.0"}, {"gpu": "l4", "tensorrt": "10.9.0"}),
         ({"model": "vit", "ratio": Interval(0.99, 0.98, 1.0)}, {}),
+        ({"beside": ("linear_epilogue",)}, {}),
+        ({}, {"beside": ("linear_epilogue",), "rows": 256}),
     ],
 )
 def test_what_counts_more(better: dict[str, Any], worse: dict[str, Any]) -> None:
@@ -124,6 +126,19 @@ def test_what_counts_more(better: dict[str, Any], worse: dict[str, Any]) -> None
         found = verdicts.nearest([verdict(**change) for change in order], SITE, H200)
         assert found is not None
         assert found.verdict == verdict(**better)
+
+
+def test_what_was_fused_with_it_is_kept_and_said() -> None:
+    of = verdict(beside=("dwconv_layernorm", "linear_epilogue"))
+    assert Verdict.from_dict(of.to_dict()) == of
+    assert "beside" not in verdict().to_dict()  # the form of before, which older versions read
+    assert of.key != verdict().key
+    found = verdicts.nearest([of], SITE, H200)
+    assert found is not None
+    assert "[1.010, 1.030] beside dwconv_layernorm and linear_epilogue in bert" in found.reason
+    for wrong in ("linear_epilogue", [7], [""]):
+        with pytest.raises(ValueError, match="'beside' is not a list of fusions"):
+            Verdict.from_dict({**of.to_dict(), "beside": wrong})
 
 
 def test_the_target_is_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
