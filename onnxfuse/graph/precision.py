@@ -29,7 +29,7 @@ from onnx import AttributeProto, TensorProto
 from onnxfuse.elementwise import body as definition
 from onnxfuse.elementwise import expression
 from onnxfuse.errors import BadInput
-from onnxfuse.graph import functions, query, recurrence, weights
+from onnxfuse.graph import functions, query, weights
 from onnxfuse.graph.ir import Constant, Node, Variable, bodies, redirect, set_input, set_output
 from onnxfuse.graph.model import DOMAIN, Model
 from onnxfuse.graph.names import shown
@@ -37,6 +37,7 @@ from onnxfuse.graph.names import shown
 Precision = Literal["fp16", "bf16"]
 _FLOAT = np.dtype(np.float32)
 _HALF = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+_HALF_CODES = {"tensor(float16)": TensorProto.FLOAT16, "tensor(bfloat16)": TensorProto.BFLOAT16}
 _SAFE = 0.5  # share of the half range that a measured value may fill: other inputs may go further than those measured
 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
@@ -111,6 +112,27 @@ def _slots(op: str, domain: str, opset: int, half: str) -> tuple[tuple[bool, ...
     )
 
 
+def _first_without_half(body: onnx.FunctionProto, given: Sequence[str], opset: int, half: str) -> str | None:
+    """The first operator of a function's body that takes no half values where it gets them; `given`: the inputs that become half."""
+    halves = set(given)
+    for node in body.node:
+        if node.op_type == "Cast":
+            (to,) = (attribute for attribute in node.attribute if attribute.name == "to")
+            # What is cast to no type by name is cast to that of the function's inputs (dtype).
+            if to.ref_attr_name or to.i == _HALF_CODES[half]:
+                halves.update(node.output)
+            continue
+        taken = [i for i, name in enumerate(node.input) if name in halves]
+        slots = _slots(node.op_type, node.domain, opset, half)
+        if not taken or slots is None:
+            continue
+        inputs, outputs, more_in, more_out = slots
+        if not all(_slot(inputs, more_in, i) for i in taken):
+            return str(node.op_type)
+        halves.update(name for i, name in enumerate(node.output) if _slot(outputs, more_out, i))
+    return None
+
+
 _ANGLES = frozenset({"Sin", "Cos"})
 
 
@@ -163,6 +185,7 @@ class _Conversion:
         self.stored: dict[int, np.dtype[Any]] = {}  # float32 variables -> their type after conversion
         self._fills: set[int] = set()
         self._reaches: dict[int, float] = {}
+        self._halfless: dict[tuple[str, tuple[bool, ...]], str | None] = {}
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -254,19 +277,33 @@ class _Conversion:
 
     def _schema_reason(self, node: gs.Node) -> str | None:
         """The operator's data cannot be half at this opset."""
-        cell = recurrence.cell_of(node.op) if node.domain == DOMAIN else None  # its body is made of that operator
-        if (node.domain == DOMAIN and not cell) or node.op in _CONTROL or node.op in ("Cast", "Constant", "ConstantOfShape"):
+        name = "float16" if self.half == np.float16 else "bfloat16"
+        if node.domain == DOMAIN:
+            operator = self._without_half(node)
+            return f"{operator} takes no {name} in opset {self.model.opset}" if operator else None
+        if node.op in _CONTROL or node.op in ("Cast", "Constant", "ConstantOfShape"):
             return None
-        slots = _slots(cell or node.op, "" if cell else node.domain or "", self.model.opset, self.half_name)
+        slots = _slots(node.op, node.domain or "", self.model.opset, self.half_name)
         if slots is None:
             return None
         inputs, outputs, more_in, more_out = slots
         takes = [_slot(inputs, more_in, i) for i, tensor in enumerate(node.inputs) if _is_float(tensor)]
         gives = [_slot(outputs, more_out, i) for i, tensor in enumerate(node.outputs) if _is_float(tensor)]
         if (takes and not any(takes)) or (gives and not any(gives)):
-            name = "float16" if self.half == np.float16 else "bfloat16"
-            return f"{cell or node.op} takes no {name} in opset {self.model.opset}"
+            return f"{node.op} takes no {name} in opset {self.model.opset}"
         return None
+
+    def _without_half(self, node: gs.Node) -> str | None:
+        """The operator in a fused node's body that is given half values and takes none at this opset."""
+        key = node.op, tuple(map(_is_float, node.inputs))
+        if key not in self._halfless:
+            if definition.ATTRIBUTE in node.attrs:
+                body = definition.function(self._retyped(node), self.model.opset, DOMAIN)
+            else:
+                body = self.model.functions.get((DOMAIN, node.op), onnx.FunctionProto())
+            given = [name for name, tensor in zip(body.input, node.inputs, strict=False) if _is_float(tensor)]
+            self._halfless[key] = _first_without_half(body, given, self.model.opset, self.half_name)
+        return self._halfless[key]
 
     def _dequantizes(self, node: gs.Node) -> str | None:
         reason = "sums of integer products pass the half range"
@@ -550,9 +587,12 @@ class _Conversion:
         elif node.op == "DequantizeLinear" and node.attrs.get("output_dtype") == TensorProto.FLOAT:
             node.attrs["output_dtype"] = code
 
+    def _retyped(self, node: gs.Node) -> expression.Expression:
+        return expression.parse(node.attrs[definition.ATTRIBUTE], f"node {shown(node.name)}").retyped(str(self.half))
+
     def _retype_expression(self, node: gs.Node) -> None:
         """Another expression, and so another operator with its own function."""
-        retyped = expression.parse(node.attrs[definition.ATTRIBUTE], f"node {shown(node.name)}").retyped(str(self.half))
+        retyped = self._retyped(node)
         node.attrs[definition.ATTRIBUTE] = retyped.text
         node.op = definition.op_type(retyped)
         functions.add(self.model, definition.function(retyped, self.model.opset, DOMAIN))

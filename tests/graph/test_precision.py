@@ -429,6 +429,29 @@ def test_functions_that_name_the_type_they_give(tmp_path: Path) -> None:
         close(run(after, x)["y"], run(model, x)["y"])
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "opset", "without"),
+    [
+        ("Y = Conv (X, W)", "bf16", 17, "Conv"),
+        ("Y = Conv (X, W)", "bf16", 22, None),
+        ("Y = Conv (X, W)", "fp16", 17, None),
+        ("x = Cast <to = 1> (X) w = Cast <to = 1> (W) c = Conv (x, w) Y = Cast <to: int = @dtype> (c)", "bf16", 17, None),
+        ("x = Cast <to = 1> (X) w = Cast <to = 1> (W) c = Conv (x, w) h = Cast <to: int = @dtype> (c) Y = Elu (h)", "bf16", 17, "Elu"),
+        ("c = Conv (X, W) Y = Celu (c)", "fp16", 17, "Celu"),
+    ],
+)
+def test_fused_nodes_take_half_where_all_in_their_bodies_does(
+    tmp_path: Path, body: str, kind: precision.Precision, opset: int, without: str | None
+) -> None:
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "onnxfuse" : 1]> '
+    model = parse(head + "g (float[4,2,3,3] x) => (float[4,3,3,3] y) { y = onnxfuse.Own <dtype: int = 1> (x, w) }", w=normal(3, 2, 1, 1))
+    imports = f'<domain: "onnxfuse", opset_import: ["" : {opset}]> '
+    model.functions.append(onnx.parser.parse_function(f"{imports} Own <dtype> (X, W) => (Y) {{ {body} }}"))
+    _, report = halved(model, tmp_path, kind)
+    name = "float16" if kind == "fp16" else "bfloat16"
+    assert [reason for _, _, reason in report.float_nodes] == ([f"{without} takes no {name} in opset {opset}"] if without else [])
+
+
 def test_inputs_with_defaults_and_tensors_that_are_outputs_and_read(tmp_path: Path) -> None:
     model = parse(HEAD + "g (float[2] x, float[2] k) => (float[2] a, float[2] y, float[2] k2) { a = Mul(x, k) y = Exp(a) k2 = Neg(k) }",
                   k=np.ones(2, np.float32))  # fmt: skip
