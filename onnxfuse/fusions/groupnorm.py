@@ -160,13 +160,16 @@ def _groups(match: Match) -> int:
 
 def _refuse_groups(match: Match, shape: Sequence[int | str | None], channels: int) -> Refusal | None:
     """The first Reshape must make [N, groups, everything else]."""
-    target = query.constant(match["groups"])
-    if target is None:
-        return Refusal("number of groups is computed at run time", match["groups"].name)
     sizes = query.shape(match["group_scale"])
     if sizes is None or len(sizes) != 1 or query.shape(match["group_bias"]) != sizes:
         return Refusal("scale of the InstanceNormalization is not one value for each of the groups", sizes)
     groups = _groups(match)
+    target = query.constant(match["groups"])
+    if target is None:
+        made = query.shape(match["grouped"]) or []
+        if len(made) == 3 and made[0] is not None and made[:2] == [shape[0], groups] and channels % groups == 0:
+            return None  # what is left for the last axis is everything else
+        return Refusal("number of groups is computed at run time", match["groups"].name)
     wanted = [int(size) for size in target.reshape(-1)]
     if target.ndim != 1 or len(wanted) != 3 or wanted[1] != groups:
         return Refusal(f"Reshape does not make [N, {groups}, -1]", wanted)

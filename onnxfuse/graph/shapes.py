@@ -380,6 +380,24 @@ def _transpose(walk: _Walk, node: gs.Node) -> Shapes:
     return [[dims[axis] for axis in node.attrs.get("perm") or reversed(range(len(dims)))]]
 
 
+def _conv(walk: _Walk, node: gs.Node) -> Shapes:
+    """Batch and filters, and what a window that moves by one leaves of each axis: all of it where pads make up for the kernel."""
+    dims, weight = walk.dims(node), walk.dims(node, 1)
+    if dims is None or weight is None or len(dims) != len(weight):
+        return []
+    count, attrs = len(dims) - 2, node.attrs
+    strides, dilations = attrs.get("strides") or [1] * count, attrs.get("dilations") or [1] * count
+    pads, auto = attrs.get("pads") or [0] * 2 * count, attrs.get("auto_pad", "NOTSET")
+    left: list[Dim] = []
+    for i, (dim, kernel) in enumerate(zip(dims[2:], weight[2:], strict=True)):
+        if strides[i] != 1 or not isinstance(kernel, int) or auto not in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
+            left.append(None)
+        else:
+            gained = pads[i] + pads[i + count] - dilations[i] * (kernel - 1)
+            left.append(walk.names.plus([dim, gained if auto == "NOTSET" else 0]))
+    return [[dims[0], weight[0], *left]]
+
+
 def _depthwise_norm(walk: _Walk, node: gs.Node) -> Shapes:
     dims = walk.dims(node)
     return [] if dims is None or len(dims) != 4 else [[dims[axis] for axis in (0, 2, 3, 1)]]
@@ -712,6 +730,7 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     "DepthwiseConvLayerNorm": _depthwise_norm,
     "Expand": _expand,
     "Gather": _gather,
+    "Conv": _conv,
     "Gemm": _gemm,
     "If": _if,
     "Loop": _loop,

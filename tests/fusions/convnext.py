@@ -14,13 +14,14 @@ from tests.fusions.strategies import Planter, first
 C, SIDE = 16, 6
 
 
-def model(blocks: int, batch: Any = "N", scaled: str = "behind") -> onnx.ModelProto:
-    """x [batch, C, SIDE, SIDE] through so many blocks. scaled: where the layer scale stands, behind or before the last transpose."""
+def model(blocks: int, batch: Any = "N", scaled: str = "behind", side: int | None = SIDE) -> onnx.ModelProto:
+    """x [batch, C, side, side] through so many blocks. scaled: where the layer scale stands, behind or before the last transpose. side None:
+    any height and width."""
     net = Net(17)
     x = net.op("Relu", "x")
     for number in range(blocks):
         x = block(net, x, 10 + 20 * number, scaled)
-    return net.model([value("x", (batch, C, SIDE, SIDE), TensorProto.FLOAT16)], [x])
+    return net.model([value("x", (batch, C, side or "H", side or "W"), TensorProto.FLOAT16)], [x])
 
 
 def weights(net: Net, *shape: int, seed: int = 1) -> str:

@@ -311,6 +311,20 @@ def test_groups_at_run_time() -> None:
     assert reasons(model) == {"number of groups is computed at run time (target)"}
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_target_that_is_computed_is_read_where_its_batch_is_that_of_the_input(first: int) -> None:
+    """[batch, groups, -1]; of another axis than the batch it means something else."""
+    net = Net(17)
+    size = net.op("Gather", net.op("Shape", "x"), net.const([first], np.int64), axis=0)
+    target = net.op("Concat", size, net.const([2], np.int64), net.const([-1], np.int64), axis=0)
+    grouped = net.op("Reshape", "x", target)
+    norm = net.op("InstanceNormalization", grouped, net.const([1.0, 1.0]), net.const([0.0, 0.0]))
+    y = net.op("Add", net.op("Reshape", norm, net.op("Shape", "x")), net.const(random(6, 1, 1)), out="y")
+    model = net.model([value("x", ["N", 6, "H", 4])], [value(y, ["N", 6, "H", 4])])
+    _, sites, _ = helpers.check(model, {"x": random(3, 6, 3, 4)}, ONLY)
+    assert helpers.names(sites) == (["groupnorm"] if first == 0 else [])
+
+
 def test_shape_of_another_tensor() -> None:
     net = Net()
     spelled(net, 3)

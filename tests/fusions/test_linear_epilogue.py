@@ -101,9 +101,9 @@ def test_refused(shape: tuple[int, ...], reason: str) -> None:
 
 
 @pytest.mark.parametrize("scaled", ["behind", "before"])
-@pytest.mark.parametrize("batch", ["N", 1])
-def test_no_transpose_is_left_between_blocks(scaled: str, batch: Any) -> None:
-    original = convnext.model(3, batch, scaled)
+@pytest.mark.parametrize(("batch", "side"), [("N", convnext.SIDE), (1, convnext.SIDE), (1, None)])
+def test_no_transpose_is_left_between_blocks(scaled: str, batch: Any, side: int | None) -> None:
+    original = convnext.model(3, batch, scaled, side)
     feeds = {"x": random(1, convnext.C, convnext.SIDE, convnext.SIDE, dtype=np.float16)}
     fused, sites, _ = check(original, feeds, rtol=2e-2, atol=2e-2)
     each = ["onnxfuse::DepthwiseConvLayerNormLast", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]

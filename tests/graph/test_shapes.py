@@ -161,6 +161,31 @@ def test_windows_of_one_size_give_one_length() -> None:
     assert found["other"] != found["a"]
 
 
+@pytest.mark.parametrize(
+    ("attrs", "kernel", "height"),
+    [
+        ({"pads": [3, 1, 3, 1]}, (7, 3), "H"),
+        ({"auto_pad": "SAME_UPPER"}, (7, 3), "H"),
+        ({"pads": [2, 1, 4, 1]}, (7, 3), "H"),
+        ({"pads": [6, 1, 6, 1], "dilations": [2, 1]}, (7, 3), "H"),
+        ({"pads": [3, 1, 2, 1]}, (7, 3), None),
+        ({"pads": [3, 1, 3, 1], "strides": [2, 1]}, (7, 3), None),
+        ({"auto_pad": "VALID", "pads": None}, (7, 3), None),
+    ],
+)
+def test_a_convolution_whose_pads_make_up_for_its_kernel_keeps_the_size(
+    attrs: dict[str, Any], kernel: tuple[int, int], height: Any
+) -> None:
+    def build(net: Net) -> str:
+        weight = net.const(np.zeros((5, 4, *kernel)))
+        return net.op("Conv", "image", weight, **{name: held for name, held in attrs.items() if held is not None})
+
+    shape, _ = last(build, value("image", ["N", 4, "H", "W"]))
+    assert shape is not None
+    assert shape[:2] == ["N", 5]
+    assert (shape[2] == "H") is (height == "H")
+
+
 def test_unnamed_dimensions_have_names_of_their_own() -> None:
     shape, found = last(lambda net: net.op("Add", net.op("Relu", "x"), "x"), value("x", [None, None, ROW]))
     assert shape == found["x"]
