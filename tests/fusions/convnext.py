@@ -15,8 +15,10 @@ C, SIDE = 16, 6
 
 
 def model(blocks: int, batch: Any = "N", scaled: str = "behind", side: int | None = SIDE) -> onnx.ModelProto:
-    """x [batch, C, side, side] through so many blocks. scaled: where the layer scale stands, behind or before the last transpose. side None:
-    any height and width."""
+    """x [batch, C, side, side] through so many blocks. scaled: where the layer scale stands, behind or before the last transpose.
+
+    side None: any height and width.
+    """
     net = Net(17)
     x = net.op("Relu", "x")
     for number in range(blocks):
