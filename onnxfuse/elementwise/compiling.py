@@ -89,9 +89,9 @@ def compiler(sm: int, and_newer: bool = False) -> Compile:
 def fit_all(texts: Sequence[str], sm: int, *, and_newer: bool = False) -> dict[str, Plan]:
     """A plan for each expression's text. BadInput for a text that is none, MissingHere without a compiler."""
     given = {text: parse(text, "an element-wise node's attribute 'expression'") for text in texts}
-    compile = compiler(sm, and_newer)
+    make = compiler(sm, and_newer)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the compilers are processes of their own
-        plans = pool.map(lambda one: fit(one, compile), given.values())
+        plans = pool.map(lambda one: fit(one, make), given.values())
         return dict(zip(given, plans, strict=True))
 
 
@@ -103,32 +103,32 @@ class Rule:
     worth: float = WORTH
 
 
-def fit(given: Expression, compile: Compile, rule: Rule = Rule()) -> Plan:
+def fit(given: Expression, make: Compile, rule: Rule = Rule()) -> Plan:
     """Compiles an expression, cut where its kernels would be too big."""
-    whole = uncut(given, compile).parts[0]
-    parts, cuts = _fit(given, whole, compile, rule, MOST_PARTS)
+    whole = uncut(given, make).parts[0]
+    parts, cuts = _fit(given, whole, make, rule, MOST_PARTS)
     left = tuple(fault for part in parts for fault in faults(part.generated.kernels, rule.least)[:1])
     return Plan(given, tuple(parts), tuple(cuts), left)
 
 
-def uncut(given: Expression, compile: Compile) -> Plan:
+def uncut(given: Expression, make: Compile) -> Plan:
     """Compiles an expression as it is."""
-    return Plan(given, (Part(given, tuple(range(len(given.inputs))), given.outputs, compile(given)),), ())
+    return Plan(given, (Part(given, tuple(range(len(given.inputs))), given.outputs, make(given)),), ())
 
 
-def _fit(given: Expression, part: Part, compile: Compile, rule: Rule, most: int) -> tuple[list[Part], list[Cut]]:
+def _fit(given: Expression, part: Part, make: Compile, rule: Rule, most: int) -> tuple[list[Part], list[Cut]]:
     """`part`, or the parts that it is cut into, with values numbered as in `given`."""
     wrong = faults(part.generated.kernels, rule.least)
     if not wrong or most < 2:
         return [part], []
     for value, first, second in _cuts(given, part)[:MOST_TRIES]:
-        pieces = [Part(*piece, compile(piece[0])) for piece in (first, second)]
+        pieces = [Part(*piece, make(piece[0])) for piece in (first, second)]
         if not _is_better(part, pieces, rule.worth):
             continue
         made = given.step(value)
         cut = Cut(made.op if made else "input", wrong[0])
-        left, cuts_left = _fit(given, pieces[0], compile, rule, most // 2)
-        right, cuts_right = _fit(given, pieces[1], compile, rule, most // 2)
+        left, cuts_left = _fit(given, pieces[0], make, rule, most // 2)
+        right, cuts_right = _fit(given, pieces[1], make, rule, most // 2)
         return [*left, *right], [cut, *cuts_left, *cuts_right]
     return [part], []
 

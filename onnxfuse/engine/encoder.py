@@ -131,7 +131,7 @@ def fits(shape: Shape) -> bool:
     return sequence <= MOST_SEQUENCE and batch * -(-sequence // 16) * 16 <= MOST_ROWS
 
 
-def compile_for(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[Shape]], compile: Compile) -> None:
+def compile_for(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[Shape]], make: Compile) -> None:
     """Gives the stacks of a graph kernels for the known shapes of what enters them."""
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in graph.node:
@@ -141,7 +141,7 @@ def compile_for(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[Shape]], c
             text = source(kinds[node.input[1]], attributes["inner"], attributes["heads"], known)
             names = ",".join(f"{batch}x{sequence}" for batch, sequence, _ in known)
             node.attribute.append(helper.make_attribute("shapes", names))
-            node.attribute.append(helper.make_attribute("code", base64.b64encode(compile(text))))
+            node.attribute.append(helper.make_attribute("code", base64.b64encode(make(text))))
 
 
 def compiled(text: str) -> bytes:

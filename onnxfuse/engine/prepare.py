@@ -72,14 +72,14 @@ def for_parser(
     plugin_ops: frozenset[str],
     generated: Mapping[str, Plan] | None = None,
     points: Sequence[encoder.Point] = ({},),
-    compile: encoder.Compile | None = None,
+    make: encoder.Compile | None = None,
     say: encoder.Say = lambda line: None,
 ) -> bytes:
     """The model at `path`, ready for TensorRT's parser, serialized.
 
     `plugin_ops` are the op types of domain onnxfuse that plugins will execute; with an empty set the result is the model
     without any onnxfuse operator. `generated` is what `elementwise.compiling.fit_all` made of the texts in `expressions_in`: an
-    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. With `compile`, encoder
+    element-wise node that was cut becomes several; without it they are all replaced by their functions' bodies. With `make`, encoder
     layers get kernels for their shapes at `points`, which give shapes to inputs that have none of their own; `say` is told why some of them
     are left to TensorRT. External data are not
     read: the bytes refer to them as the file did, and the parser is told where the file is. Node names are kept, unnamed nodes get
@@ -95,8 +95,8 @@ def for_parser(
         _make_native(graph.node)
         if encoders:
             encoder.merge(graph, path.parent, shapes, say)
-        if compile is not None:
-            encoder.compile_for(graph, shapes, compile)
+        if make is not None:
+            encoder.compile_for(graph, shapes, make)
     _set_float32_apart(model)
     called = {node.op_type for node in _nodes(model) if node.domain == DOMAIN}
     defined = {function.name for function in model.functions if function.domain == DOMAIN}

@@ -80,7 +80,7 @@ class Elementwise(Fusion):
         misses: list[Miss] = []
         for graph in model.graphs():
             survey = _Survey(graph, model, index)
-            for region in survey.regions():
+            for region in (part for whole in survey.regions() for part in _parts(whole, index)):
                 chain = _chain(self, graph, region, index, model)
                 if isinstance(chain, Chain):
                     found.append(chain)
@@ -396,12 +396,33 @@ class _Not:
     told: bool = False
 
 
+def _parts(region: _Region, index: Index) -> list[_Region]:
+    """The region; where others read a small tensor of it, those of small tensors, which stay outside, and what is left. Small tensors are
+    never made of large ones, so that no part is needed to compute what it needs.
+    """
+    inside = {id(node) for node in region.nodes}
+    small = [node for node in region.nodes if not _is_whole(node, region)]
+    if not any(_read_outside(node, inside, index) for node in small):
+        return [region]
+    return [*_of_one_shape(small), replace(region, nodes=[node for node in region.nodes if _is_whole(node, region)])]
+
+
+def _of_one_shape(nodes: Sequence[gs.Node]) -> list[_Region]:
+    """Nodes that are joined by tensors of the shape that they make, in the order given."""
+    found: list[_Region] = []
+    for node in nodes:
+        shape = query.shape(node.outputs[0])
+        assert shape is not None
+        makers = {id(value.inputs[0]) for value in node.inputs if value.inputs}
+        joined = [of for of in found if of.shape == shape and any(id(maker) in makers for maker in of.nodes)]
+        found = [of for of in found if of not in joined]
+        found.append(_Region([*(maker for of in joined for maker in of.nodes), node], shape))
+    return found
+
+
 def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model: Model) -> Chain | _Not:
     nodes = region.nodes
     inside = {id(node) for node in nodes}
-    if any(not _is_whole(node, region) and _read_outside(node, inside, index) for node in nodes):
-        nodes = [node for node in nodes if _is_whole(node, region)]  # small tensors that others read stay outside, with what makes them
-        inside = {id(node) for node in nodes}
     if sum(node.op not in _WEIGHTLESS for node in nodes) < FEWEST_OPERATORS:
         return _Not("is a single operator, and there is nothing to save")
     if len(region.shape) < 2:

@@ -191,6 +191,19 @@ def test_a_small_tensor_is_part_of_the_site_only_if_nobody_else_reads_it() -> No
 # --- what is left to TensorRT ---------------------------------------------------------------------------------------------
 
 
+def test_small_tensors_that_others_read_are_a_site_of_their_own() -> None:
+    """A LayerNormalization of which somebody also wants the variance: at once, not only when the result is rewritten again."""
+    net = Net()
+    mean = net.op("ReduceMean", "x", axes=[-1], keepdims=1)
+    centred = net.op("Sub", "x", mean)
+    variance = net.op("Add", net.op("ReduceMean", net.op("Mul", centred, centred), axes=[-1], keepdims=1), net.const(1e-3))
+    y = net.op("Div", centred, net.op("Sqrt", variance))
+    model = net.model([value("x", SHAPE)], [net.op("Mul", y, net.const(random(8))), variance])
+    assert sorted(forms(model)) == ["Add-Sqrt", "Div-Mul", "Sub-Mul-ReduceMean"]
+    rewritten = fused(model, {"x": X})
+    assert chains(rewritten) == []
+
+
 def conv(net: Net, x: str = "x") -> str:
     return net.op("Conv", x, net.const(random(6, 6, 1, 1, seed=3) * 0.3))
 
