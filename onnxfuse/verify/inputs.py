@@ -292,9 +292,9 @@ def _values(
     kind = spec.dtype.kind
     if kind in "US":
         return np.full(shape, "text")
-    if kind == "b":
-        return np.ones(shape, spec.dtype)
     if "mask" in spec.name.lower():
+        return _mask(shape).astype(spec.dtype)
+    if kind == "b":
         return np.ones(shape, spec.dtype)
     if kind in "iu":
         return _integers(spec, shape, table, length, rng, sizes).astype(spec.dtype)
@@ -307,6 +307,18 @@ def _values(
     if (axis := _channels(spec)) is not None and min(shape) > 0:
         return _pictures(shape, axis, rng).astype(spec.dtype)
     return rng.standard_normal(shape).astype(spec.dtype)
+
+
+def _mask(shape: tuple[int, ...]) -> np.ndarray:
+    """Ones, and zeros at the end of the last axis that is not the batch: an eighth of it, at least one.
+
+    Behind a mask of ones nothing is hidden, and a kernel that ignores it, or hides with another value, would pass.
+    """
+    mask = np.ones(shape)
+    axis = next((axis for axis in reversed(range(len(shape))) if shape[axis] > 1 and (axis or len(shape) == 1)), None)
+    if axis is not None:
+        np.moveaxis(mask, axis, -1)[..., -max(1, shape[axis] // 8) :] = 0
+    return mask
 
 
 def _integers(

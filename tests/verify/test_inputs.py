@@ -49,7 +49,9 @@ def test_bert_inputs_suit_the_model(bert: Path) -> None:
         assert feed["input_ids"].max() < 37
         assert feed["input_ids"].min() >= 0
         assert len(np.unique(feed["input_ids"])) > 5
-        assert (feed["attention_mask"] == 1).all()
+        masked = max(1, feed["attention_mask"].shape[1] // 8)  # not all ones: a mask that is ignored must show
+        assert (feed["attention_mask"][:, :-masked] == 1).all()
+        assert (feed["attention_mask"][:, -masked:] == 0).all()
         assert (feed["token_type_ids"] == 0).all()
         assert (feed["position_ids"][0] == np.arange(feed["position_ids"].shape[1]) % 40).all()
         assert len({array.shape for array in feed.values()}) == 1  # one symbol, one size
@@ -124,9 +126,31 @@ def test_other_kinds_of_input(save: Save) -> None:
     assert feed["half"].dtype == np.float16
     assert feed["brain"].dtype == ml_dtypes.bfloat16
     assert feed["sigma"] == 0.5
-    assert (feed["causal_mask"] == 1).all()
+    assert (feed["causal_mask"] == [1, 1, 1, 0]).all()
     assert feed["z"].dtype == np.complex64
     assert abs(feed["half"].astype(float).std() - 1) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("shape", "zeros"),
+    [
+        ([3, 16], np.s_[:, 14:]),
+        ([2, 1, 1, 9], np.s_[..., 8:]),
+        ([2, 5, 1], np.s_[:, 4:]),
+        ([7], np.s_[6:]),
+        ([3, 1], np.s_[:0]),  # a whole example is never hidden
+        ([], np.s_[:0]),
+    ],
+)
+@pytest.mark.parametrize("kind", [BOOL, INT64, FLOAT])
+def test_a_mask_hides_the_end_of_a_sequence(save: Save, shape: list[int], zeros: object, kind: int) -> None:
+    path = save([helper.make_node("Identity", ["mask"], ["y"])], [("mask", kind, shape)], [("y", kind, shape)])
+    mask = inputs.generate(path)[0]["mask"]
+    assert mask.dtype == helper.tensor_dtype_to_np_dtype(kind)
+    expected = np.ones(shape)
+    if shape:
+        expected[zeros] = 0  # type: ignore[index]
+    assert (mask == expected).all()
 
 
 def test_sequence_lengths_of_a_recurrent_layer(save: Save) -> None:
