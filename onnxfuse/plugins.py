@@ -27,7 +27,8 @@ from onnxfuse import cubin, extensions
 from onnxfuse.errors import BadInput, MissingHere
 from onnxfuse.graph.files import atomic, locked
 
-FLOATS = ("float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+FLOATS = ("float32", *HALVES)
 MAX_WIDTH = 16384  # kMaxWidth of plugins/common/dtype.h
 OLDEST_SM = 75  # the oldest that TensorRT 10 and CUDA 13 support
 
@@ -43,6 +44,17 @@ class Op:
     covers: str
     max_width: int | None  # longest last axis; None: any
     dtypes: tuple[str, ...] = FLOATS
+    half_from: int = OLDEST_SM  # the oldest architecture for which it has kernels of 16-bit types
+    only: tuple[int, ...] = ()  # the architectures that it is for; empty: OLDEST_SM and newer
+
+    @property
+    def gpus(self) -> str:
+        """The architectures that it runs on, in words."""
+        if self.only:
+            return ", ".join(f"sm_{sm}" for sm in self.only)
+        if not set(self.dtypes) - set(HALVES):
+            return f"sm_{self.half_from} and newer"
+        return f"sm_{OLDEST_SM} and newer" + (f"; 16 bits from sm_{self.half_from}" if self.half_from > OLDEST_SM else "")
 
 
 OPS = (
@@ -51,12 +63,12 @@ OPS = (
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
     Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
     Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
-    Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, ("float16", "bfloat16")),
+    Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, HALVES, half_from=80),
     Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),
     Op("GRUSequence", "one to four layers of GRU, likewise", None),
     Op("FusedRotary", "rotary position embedding: halves or neighbours, all or the first elements of a head", None),
-    Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None),
-    Op("EncoderStack", "layers of a transformer encoder; heads of 32, 64 or 128, up to 512 a sequence", 1024, ("float16", "bfloat16")),
+    Op("FusedAttention", "scores, masks, softmax and values of attention; heads of 8 to 256, grouped queries, causal", None, half_from=80),
+    Op("EncoderStack", "layers of a transformer encoder; heads of 32, 64 or 128, up to 512 a sequence", 1024, HALVES, only=(90,)),
     Op("Elementwise", "an expression of element-wise operators, its kernels generated", None, (*FLOATS, "int32", "int64", "bool")),
 )
 PLUGIN_OPS: frozenset[str] = frozenset(op.name for op in OPS)

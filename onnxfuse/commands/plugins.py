@@ -36,10 +36,8 @@ def list_plugins(json: AsJson = False) -> None:
     if json:
         _print_json({"schema": 1, "plugins": plugins.ops(), "gpus": gpus.GPUS})
         return
-    architectures = f"sm_{plugins.OLDEST_SM} and newer"
     rows = [
-        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", architectures)
-        for op in plugins.ops()
+        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", op.gpus) for op in plugins.ops()
     ]
     _print_table("Plugins", ("plugin", "computes", "types", "last axis", "GPUs"), rows)
     figures = [(gpu.name, f"sm_{gpu.sm}", gpu.kind, gpu.sms, _rounded(gpu.memory_gbps), gpu.tensorrt) for gpu in gpus.GPUS]

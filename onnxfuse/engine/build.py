@@ -116,9 +116,10 @@ def build(
     check_gpu(gpu, device)
     if compatible and device.sm < manifests.AMPERE:
         raise BadInput(f"--compatible {compatible}: {device.name} (sm_{device.sm}) is older than Ampere (sm_80); leave --compatible off")
-    wanted = prepare.taken(wanted, manifests.AMPERE if compatible else device.sm, left.append)
-    library = _library(manifests.AMPERE if compatible else device.sm, compatible is not None) if wanted else None
-    plans = _generated(model, wanted, manifests.AMPERE if compatible else device.sm, compatible is not None)
+    sm = manifests.AMPERE if compatible else device.sm
+    wanted = prepare.taken_in_half(model, prepare.taken(wanted, sm, left.append), sm, left.append)
+    library = _library(sm, compatible is not None) if wanted else None
+    plans = _generated(model, wanted, sm, compatible is not None)
     order = trt.Order(
         model=prepare.for_parser(model, wanted, plans, points(profiles), encoder.compiled, left.append),
         path=model,
@@ -162,7 +163,7 @@ def in_memory(model: Path, *, plugin_ops: Collection[str] = ()) -> Engine:
 
     trt.tensorrt()
     device = trt.gpu()
-    ops = prepare.taken(frozenset(plugin_ops), device.sm)
+    ops = prepare.taken_in_half(model, prepare.taken(frozenset(plugin_ops), device.sm), device.sm)
     order = trt.Order(
         model=prepare.for_parser(model, ops, _generated(model, ops, device.sm, False)),
         path=model,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper, inliner
 
+from onnxfuse import plugins
 from onnxfuse.engine import encoder
 from onnxfuse.errors import BadInput, refusal
 from onnxfuse.graph import attention, recurrence, rotary, tensors, weights
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "onnxfuse"
 VERSION = "1"
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 # TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
 # follow is there: attribute -> place.
@@ -155,6 +157,17 @@ def taken(ops: frozenset[str], sm: int, say: encoder.Say = lambda line: None) ->
     if runs != ops:
         say(f"encoder layers: their kernel is for sm_{encoder.SM}, and this is for sm_{sm}: left to TensorRT")
     return runs
+
+
+def taken_in_half(model: Path, ops: frozenset[str], sm: int, say: encoder.Say = lambda line: None) -> frozenset[str]:
+    """Those of `ops` whose plugins take the element types that `model` has there on this architecture."""
+    oldest = {op.name: op.half_from for op in plugins.ops()}
+    fused = [node for node in _nodes(read(model)) if node.domain == DOMAIN and node.op_type in ops]
+    halves = {node.op_type for node in fused for attribute in node.attribute if attribute.name == "dtype" and attribute.i in _HALVES}
+    missing = {op for op in halves if oldest.get(creator(op), 0) > sm}
+    for name in sorted({creator(op) for op in missing}):
+        say(f"{name}: its kernels take 16-bit types from sm_{oldest[name]} on, and this is for sm_{sm}: left to TensorRT")
+    return ops - missing
 
 
 def expressions_in(path: Path, plugin_ops: frozenset[str]) -> tuple[str, ...]:

@@ -93,6 +93,7 @@ class _Site:
 class Attention(Fusion):
     name = "attention"
     kind = "fused"
+    half_from = 80
     anchor = "Softmax"
     patterns = (op("Transpose", either(_SPELLED, _APART), out="turned"), _APART, _SPELLED, _NATIVE)
 

@@ -116,6 +116,7 @@ class Fusion:
     free: bool = False
     # Where its kernels are: compute capabilities (90) and numpy's names of element types; empty for all.
     architectures: tuple[int, ...] = ()
+    half_from: int = 0  # the oldest for 16-bit types
     dtypes: tuple[str, ...] = ()
     # Tried in this order, the larger first.
     patterns: tuple[Pattern, ...]

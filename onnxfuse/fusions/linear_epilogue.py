@@ -35,6 +35,7 @@ _OPS = {"erf": "LinearGelu", "tanh": "LinearGeluTanh", "quick": "LinearQuickGelu
 class LinearEpilogue(Fusion):
     name = "linear_epilogue"
     kind = "fused"
+    half_from = 80
     needs = ("gelu", "silu")
     anchor = "MatMul"
     patterns = (

@@ -87,7 +87,7 @@ def make(
     with whole_folder(folder) as work:
         progress("preparing the models")
         sm = manifests.AMPERE if compatible else gpu.sm
-        wanted = prepare.taken(wanted, sm, left.append)
+        wanted = prepare.taken_in_half(model, prepare.taken(wanted, sm, left.append), sm, left.append)
         plans = fit_all(prepare.expressions_in(model, wanted), sm, and_newer=compatible is not None)
         engines = {"automatic": frozenset[str](), **({"fused": wanted} if wanted else {})}
         at = tuple({name: tuple(getattr(p, which)) for name, p in profiles.items()} for which in ("min", "opt", "max"))

@@ -110,6 +110,8 @@ def _without_kernel(fusion: Fusion, site: Site, rules: Rules) -> str | None:
         made_for = " and ".join(f"sm_{known}" for known in fusion.architectures)
         return f"its kernel is for {made_for}, and {name} is sm_{sm}: left to TensorRT"
     dtype = rules.dtype or site.dtype
+    if name is not None and dtype in ("float16", "bfloat16") and (sm := gpus.resolve(name).sm) < fusion.half_from:
+        return f"its kernel takes {dtype} from sm_{fusion.half_from} on, and {name} is sm_{sm}: left to TensorRT"
     if rules.policy != "all" and fusion.dtypes and dtype not in fusion.dtypes:
         return f"its kernel takes {' and '.join(fusion.dtypes)}, not {dtype}: left to TensorRT"
     return None

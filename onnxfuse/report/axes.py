@@ -203,8 +203,9 @@ def _generality(report: Report) -> dict[str, Any]:
     question = "Where does it hold, and what happens elsewhere?"
     facts: list[Fact] = []
     for kernel in report.get("kernels") or ():
+        gpus = kernel.get("gpus") or f"sm_{kernel['oldest_sm']} and newer"
         width = f"last axis up to {kernel['max_width']}" if kernel.get("max_width") else "any last axis"
-        facts.append((kernel["op"], f"sm_{kernel['oldest_sm']} and newer; {', '.join(kernel['dtypes'])}; {width}"))
+        facts.append((kernel["op"], f"{gpus}; {', '.join(kernel['dtypes'])}; {width}"))
     facts += [("outside of that", outside) for outside in dict.fromkeys(kernel["outside"] for kernel in report.get("kernels") or ())]
     sites = report.get("sites")
     if sites is not None and "misses" in report:

@@ -34,7 +34,8 @@ def facts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             "covers": op.covers,
             "dtypes": list(op.dtypes),
             "max_width": op.max_width,
-            "oldest_sm": plugins.OLDEST_SM,
+            "oldest_sm": op.only[0] if op.only else plugins.OLDEST_SM,
+            "gpus": op.gpus,
             "outside": OUTSIDE,
         }
         folder = plugins.folder(op.name)

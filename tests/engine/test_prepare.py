@@ -247,3 +247,22 @@ def test_the_gelu_of_an_older_version_is_given_as_the_native_one(tmp_path: Path,
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)}
     want = outputs(model.SerializeToString(), feeds)[0]
     np.testing.assert_allclose(outputs(made.SerializeToString(), feeds)[0], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sm", "left"), [(TensorProto.FLOAT16, 75, True), (TensorProto.FLOAT16, 80, False), (TensorProto.FLOAT, 75, False)]
+)
+def test_kernels_of_half_types_that_an_old_gpu_lacks_are_left_to_tensorrt(tmp_path: Path, dtype: int, sm: int, left: bool) -> None:
+    path = tmp_path / "model.onnx"
+    nodes = [
+        helper.make_node("FusedAttention", ["q", "k", "v"], ["a"], domain="onnxfuse", dtype=dtype),
+        helper.make_node("BiasGelu", ["a", "b"], ["y"], domain="onnxfuse", dtype=dtype),
+    ]
+    values = [helper.make_tensor_value_info(name, dtype, None) for name in ("q", "k", "v", "b", "y")]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("onnxfuse", 1)]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", values[:-1], values[-1:]), opset_imports=opsets), path)
+    said: list[str] = []
+    ops = frozenset({"FusedAttention", "BiasGelu", "LinearGelu"})
+    assert prepare.taken_in_half(path, ops, sm, said.append) == ops - ({"FusedAttention"} if left else set())
+    words = ["FusedAttention: its kernels take 16-bit types from sm_80 on, and this is for sm_75: left to TensorRT"]
+    assert said == (words if left else [])

@@ -119,3 +119,12 @@ def test_unused_entries_of_a_plan_are_named() -> None:
 def test_a_verdict_of_another_precision_is_an_estimate() -> None:
     rules = Rules(verdicts=[verdict(1.02, 1.1)], target=H200, dtype="bfloat16")
     assert decision("skip_layernorm", rules).reason.startswith("estimate, from H200")
+
+
+@pytest.mark.parametrize("name", ["linear_epilogue", "attention"])
+def test_half_types_without_a_kernel_on_an_old_gpu_are_left(name: str) -> None:
+    t4 = Target("t4", "10.6.0", "580")
+    found = decision(name, Rules(policy="all", target=t4, dtype="float16"))
+    assert (found.fused, found.reason) == (False, "its kernel takes float16 from sm_80 on, and t4 is sm_75: left to TensorRT")
+    assert decision(name, Rules(policy="all", target=L4, dtype="float16")).fused
+    assert decision("attention", Rules(policy="all", target=t4, dtype="float32")).fused

@@ -19,6 +19,10 @@ def test_list(run_cli: Run) -> None:
     assert done.returncode == 0, done.stderr
     for text in (*plugins.PLUGIN_OPS, "float32, float16, bfloat16", "up to 16384", "sm_75 and newer", "h200", "rtx4090"):
         assert text in done.stdout
+    gpus = {op.name: op.gpus for op in plugins.OPS}
+    assert gpus["EncoderStack"] == "sm_90"
+    assert gpus["Linear"] == "sm_80 and newer"
+    assert gpus["FusedAttention"] == "sm_75 and newer; 16 bits from sm_80"
 
 
 def test_list_json(run_cli: Run) -> None:

@@ -92,6 +92,8 @@ def test_facts_about_the_plugins_that_are_used() -> None:
     assert found["good"] is False
     assert "sm_80: at most 42 registers, 8 B of spills; sm_90: at most 42 registers, no spills" in facts(found)["SkipLayerNormalization"]
     assert "float16" in facts(axis({**report, "kernels": [kernel]}, "generality"))["SkipLayerNormalization"]
+    narrow = {**kernel, "gpus": "sm_90"}
+    assert facts(axis({**report, "kernels": [narrow]}, "generality"))["SkipLayerNormalization"].startswith("sm_90; ")
 
 
 def test_no_plugin_is_nothing_to_keep(tmp_path: Path) -> None:
