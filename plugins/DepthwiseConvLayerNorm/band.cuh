@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(band_threads(kRows)) depthwise_layernorm_band(
                 {
 #pragma unroll
                     for (int i = 0; i < kTogether; ++i)
-                        multiply(sums[c + i][y], in[i], low[i][row - y], high[i][row - y], T{});
+                        mma(sums[c + i][y], in[i], low[i][row - y], high[i][row - y], T{});
                 }
             }
         }

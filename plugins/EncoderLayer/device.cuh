@@ -1,10 +1,8 @@
-// What the encoder kernel asks of the GPU beyond plain CUDA C++: tensor cores, copies in the background, clusters, barriers, and a limit
-// to every wait. tests/plugins compiles the same kernel with the emulator's versions.
+// What the encoder kernel asks of the GPU beyond plain CUDA C++ and plugins/common: products of a warpgroup from shared memory without
+// swizzle, and what a test or a measurement needs. tests/plugins compiles the same kernel with the emulator's versions.
 #pragma once
 
-#include <cstdint>
-
-#include "../common/vector.cuh"
+#include "../common/blocks.cuh"
 
 namespace onnxfuse::encoder
 {
@@ -29,55 +27,17 @@ __device__ __forceinline__ float2 unpack2(uint32_t word)
 #include "emulated_encoder_device.h"
 #else
 
-#define ONNXFUSE_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
-
 namespace onnxfuse::encoder
 {
-// --- waiting -----------------------------------------------------------------------------------------------------------
-
-// Ends the kernel when a wait lasts longer than 4 s, which only a defect makes it do: an error is better than a GPU that hangs.
-// `fault`, where given, is host memory that is told which wait it was.
-class Patience
+// Giving up is a call: inlined at every wait it would make the kernel a tenth larger.
+class Patience : public Waiter<Patience>
 {
 public:
-    __device__ explicit Patience(int* fault)
-        : fault_(fault)
-    {
-    }
-    __device__ __forceinline__ void spend(int site)
-    {
-        if ((++polls_ & 1023u) != 0)
-            return;
-        uint64_t now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-        if (start_ == 0)
-            start_ = now;
-        else if (now - start_ > kLimit)
-            give_up(site);
-    }
-    __device__ __forceinline__ void rest()
-    {
-        start_ = 0;
-    }
-
-private:
-    static constexpr uint64_t kLimit = 4'000'000'000;
+    using Waiter::Waiter;
     __device__ __noinline__ void give_up(int site)
     {
-        if (fault_)
-        {
-            int volatile* told = fault_;
-            told[1] = static_cast<int>(blockIdx.x);
-            told[2] = static_cast<int>(threadIdx.x);
-            told[0] = site;
-            __threadfence_system();
-        }
-        __trap();
+        end(site);
     }
-
-    int* fault_;
-    uint64_t start_ = 0;
-    unsigned polls_ = 0;
 };
 
 __device__ __forceinline__ long long clock_now()
@@ -87,126 +47,11 @@ __device__ __forceinline__ long long clock_now()
 
 // --- special functions -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float exp2_approximate(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ float reciprocal_approximate(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// --- shared memory -----------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t shared_address(void const* p)
-{
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-// An address in the shared memory of a block of the cluster.
-struct Remote
-{
-    uint32_t address;
-
-    __device__ __forceinline__ Remote operator+(int bytes) const
-    {
-        return {address + bytes};
-    }
-};
-__device__ __forceinline__ Remote remote(void const* p, int rank)
-{
-    Remote r;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r.address) : "r"(shared_address(p)), "r"(rank));
-    return r;
-}
-__device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// A barrier whose phase ends when one thread has arrived and all the bytes that it expects have come.
-__device__ __forceinline__ void barrier_init(uint64_t* barrier)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_init_done()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity, Patience& patience, int site)
-{
-    uint32_t const address = shared_address(barrier);
-    for (;;)
-    {
-        uint32_t done;
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(address), "r"(parity)
-                     : "memory");
-        if (done)
-            return patience.rest();
-        patience.spend(site);
-    }
-}
-// The same where what has come was written by other blocks of the cluster.
-__device__ __forceinline__ void barrier_wait_cluster(uint64_t* barrier, int parity, Patience& patience, int site)
-{
-    uint32_t const address = shared_address(barrier);
-    for (;;)
-    {
-        uint32_t done;
-        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(address), "r"(parity)
-                     : "memory");
-        if (done)
-            return patience.rest();
-        patience.spend(site);
-    }
-}
-// Writes 16 bytes there and counts them at that block's barrier.
-__device__ __forceinline__ void send(Remote to, Remote barrier, float4 v)
-{
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to.address),
-                 "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(__float_as_uint(v.z)), "r"(__float_as_uint(v.w)), "r"(barrier.address)
-                 : "memory");
-}
-// Copies a multiple of 16 bytes to shared memory in the background and counts them at the barrier.
-__device__ __forceinline__ void bulk_load(void* to, void const* from, int bytes, uint64_t* barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-// Copies 16 bytes to shared memory in the background, or zeros.
-__device__ __forceinline__ void copy_async(void* to, void const* from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_async(void* to, void const* from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until at most `kLeft` committed groups are under way.
-template <int kLeft>
-__device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-// What this thread wrote to shared memory, for the tensor cores and bulk copies to see after the next barrier.
-__device__ __forceinline__ void before_async_reads()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // --- tensor cores ------------------------------------------------------------------------------------------------------
@@ -218,7 +63,7 @@ struct Operand
 
     // `step`: bytes from 8 columns of k to the next; `rows`: bytes from 8 rows to the next.
     __device__ __forceinline__ Operand(void const* p, int step, int rows)
-        : descriptor(((shared_address(p) >> 4) & 0x3fff) | uint64_t(step >> 4) << 16 | uint64_t(rows >> 4) << 32)
+        : descriptor(((shared_word(p) >> 4) & 0x3fff) | uint64_t(step >> 4) << 16 | uint64_t(rows >> 4) << 32)
     {
     }
     __device__ __forceinline__ void advance(int bytes)
@@ -284,19 +129,6 @@ struct Product;
 ONNXFUSE_PRODUCTS(__half, "f16")
 ONNXFUSE_PRODUCTS(__nv_bfloat16, "bf16")
 
-// c += a b for a [16, 16], b [16, 8] in registers; fragments as PTX's mma.m16n8k16 has them.
-__device__ __forceinline__ void mma(float (&c)[4], uint4 const& a, uint32_t b0, uint32_t b1, __half)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma(float (&c)[4], uint4 const& a, uint32_t b0, uint32_t b1, __nv_bfloat16)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
 // An 8 x 8 matrix of 16-bit elements, two neighbours of a row a lane, transposed.
 __device__ __forceinline__ uint32_t transpose(uint32_t word)
 {
@@ -325,39 +157,6 @@ __device__ __forceinline__ uint32_t load_fresh(uint32_t const* p)
     uint32_t v;
     asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
-}
-__device__ __forceinline__ void count_release(unsigned* count)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
-}
-__device__ __forceinline__ void count_relaxed(unsigned* count)
-{
-    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
-}
-__device__ __forceinline__ void fence_gpu()
-{
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-// Adds 1 and says what was there.
-__device__ __forceinline__ unsigned count_and_ask(unsigned* count)
-{
-    unsigned was;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(was) : "l"(count) : "memory");
-    return was;
-}
-__device__ __forceinline__ void store_relaxed(unsigned* p, unsigned v)
-{
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void wait_count(unsigned const* count, unsigned wanted, Patience& patience, int site)
-{
-    unsigned seen;
-    do
-    {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
-        patience.spend(site);
-    } while (static_cast<int>(seen - wanted) < 0);
-    patience.rest();
 }
 } // namespace onnxfuse::encoder
 #endif

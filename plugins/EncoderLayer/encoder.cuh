@@ -316,7 +316,7 @@ private:
         for (int c = first; c < count; c += kWarps)
         {
             if (lane_ == 0)
-                bulk_load(to + c * p.stage_bytes, from + static_cast<unsigned>(c * p.tiles) * static_cast<unsigned>(kTileBytes), bytes, full(turn));
+                copy_bytes(to + c * p.stage_bytes, from + static_cast<unsigned>(c * p.tiles) * static_cast<unsigned>(kTileBytes), bytes, full(turn));
         }
     }
     // Asks for the first weights of a product and for its vectors. The ring must be free.
@@ -333,7 +333,7 @@ private:
             int const i = kWarps - 1 - warp_;
             unsigned char const* const vectors = a_.vectors + layer * a_.vectors_step + a_.vector_at[f] + t.tile * 32;
             unsigned char* const to = shared_ + shared().vectors + (use_ & 1) * shared().vector_bytes;
-            bulk_load(to + i * bytes, vectors + static_cast<unsigned>(i * p.tiles * 32), bytes, full(0));
+            copy_bytes(to + i * bytes, vectors + static_cast<unsigned>(i * p.tiles * 32), bytes, full(0));
         }
         int const chunks = min(p.stages, t.chunks);
 #pragma unroll 1
@@ -357,12 +357,12 @@ private:
 #pragma unroll 1
             for (int i = 0; i < count; ++i, from += kChunkBytes, to += p.stage_bytes)
             {
-                copy_async(to, from);
-                copy_async(to + kChunkBytes / 2, from + kChunkBytes / 2);
+                copy_16(to, from);
+                copy_16(to + kChunkBytes / 2, from + kChunkBytes / 2);
                 if (p.blocks == 2)
                 {
-                    copy_async(to + kChunkBytes, from + next_block);
-                    copy_async(to + kChunkBytes + kChunkBytes / 2, from + next_block + kChunkBytes / 2);
+                    copy_16(to + kChunkBytes, from + next_block);
+                    copy_16(to + kChunkBytes + kChunkBytes / 2, from + next_block + kChunkBytes / 2);
                 }
             }
             return;
@@ -375,7 +375,7 @@ private:
             T const* source = a_.x + static_cast<int64_t>(max(row, 0)) * width() + chunk * kChunk + thread_ % 8 * 8;
 #pragma unroll 1
             for (int i = 0; i < count; ++i, source += kChunk)
-                copy_async(to + i * p.stage_bytes, source, row >= 0);
+                copy_16(to + i * p.stage_bytes, source, row >= 0);
         }
     }
 
@@ -588,9 +588,9 @@ private:
             // A group is committed each turn, so that the number of those behind the one that is needed is always the same: of the first
             // four turns 3, of those that were asked for two turns ago 1.
             if (!kRefills || turn < kTurns)
-                copy_wait<kTurns - 1>();
+                wait_for_copies<kTurns - 1>();
             else
-                copy_wait<1>();
+                wait_for_copies<1>();
             if (turn == 0)
                 stamp(3);
             before_async_reads();
@@ -638,11 +638,11 @@ private:
                     __syncwarp();
                     load_chunks(p, pass.from, pass.first_block, t.chunk + chunk, to * p.per, count);
                 }
-                copy_commit();
+                end_of_copies();
                 product_wait<1>();
             }
             else
-                copy_commit();
+                end_of_copies();
             ++turn;
             slot = turn % kTurns;
         } while (left > 0);
@@ -747,7 +747,7 @@ private:
                 for (int turn = 0, chunk = 0; turn < kTurns; ++turn, chunk += p.per)
                 {
                     load_chunks(p, from, first, t.chunk + chunk, chunk, min(p.per, min(p.stages, t.chunks) - chunk));
-                    copy_commit();
+                    end_of_copies();
                 }
             }
             if (which == -1 && thread_ < 128)
@@ -1317,7 +1317,7 @@ template <typename T, typename Known>
 __device__ __forceinline__ void run_encoder(Args<T> const& args)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(ONNXFUSE_EMULATED)
-    ONNXFUSE_DYNAMIC_SHARED(shared);
+    ONNXFUSE_SHARED(shared);
     Encoder<T, Known>(args, shared).run();
 #endif
 }

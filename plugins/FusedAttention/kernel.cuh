@@ -64,32 +64,6 @@ struct AttentionShape
     static constexpr int kSumBytes = kKeyWarps * kRows * (4 * kSumPitch + 8);
 };
 
-#ifdef ONNXFUSE_EMULATED
-inline float exp2_approximate(float x)
-{
-    return std::exp2(x);
-}
-#else
-__device__ __forceinline__ float exp2_approximate(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#endif
-
-template <typename T>
-__device__ __forceinline__ uint32_t pair_of(float a, float b);
-template <>
-__device__ __forceinline__ uint32_t pair_of<__half>(float a, float b)
-{
-    return bits_as<uint32_t>(__floats2half2_rn(a, b));
-}
-template <>
-__device__ __forceinline__ uint32_t pair_of<__nv_bfloat16>(float a, float b)
-{
-    return bits_as<uint32_t>(__floats2bfloat162_rn(a, b));
-}
 template <typename T>
 __device__ __forceinline__ float rounded(float x)
 {
@@ -284,8 +258,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kBlocksAtOnce<kHea
                         break;
                     uint32_t b[4];
                     load_matrices(b, at + 16 * n * S::kPitch + 32 * k);
-                    multiply(scores[2 * n], a, b[0], b[1], T{});
-                    multiply(scores[2 * n + 1], a, b[2], b[3], T{});
+                    mma(scores[2 * n], a, b[0], b[1], T{});
+                    mma(scores[2 * n + 1], a, b[2], b[3], T{});
                 }
             }
 
@@ -352,14 +326,14 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps, kBlocksAtOnce<kHea
                     break;
                 float const(&low)[4] = scores[2 * k], (&high)[4] = scores[2 * k + 1];
                 uint32_t const a[4]
-                    = {pair_of<T>(low[0], low[1]), pair_of<T>(low[2], low[3]), pair_of<T>(high[0], high[1]), pair_of<T>(high[2], high[3])};
+                    = {pack_pair<T>(low[0], low[1]), pack_pair<T>(low[2], low[3]), pack_pair<T>(high[0], high[1]), pack_pair<T>(high[2], high[3])};
 #pragma unroll
                 for (int n = 0; n < kHead / 16; ++n)
                 {
                     uint32_t b[4];
                     load_matrices_transposed(b, at + 16 * k * S::kPitch + 32 * n);
-                    multiply(sums[2 * n], a, b[0], b[1], T{});
-                    multiply(sums[2 * n + 1], a, b[2], b[3], T{});
+                    mma(sums[2 * n], a, b[0], b[1], T{});
+                    mma(sums[2 * n + 1], a, b[2], b[3], T{});
                 }
             }
         }

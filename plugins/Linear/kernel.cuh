@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
 #pragma unroll
                 for (int i = 0; i < kTilesDown; ++i)
                 {
-                    multiply(sums[i][j], a[i], b[0], b[1], T{});
-                    multiply(sums[i][j + 1], a[i], b[2], b[3], T{});
+                    mma(sums[i][j], a[i], b[0], b[1], T{});
+                    mma(sums[i][j + 1], a[i], b[2], b[3], T{});
                 }
             }
         }

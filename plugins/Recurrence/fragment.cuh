@@ -108,8 +108,8 @@ __device__ __forceinline__ void multiply(float (&sums)[kTiles][4], Slice const (
         for (int m = 0; m < kTiles; ++m)
         {
             Slice const& a = weights[m][i];
-            mma(parts[m][2 * i % kChains], a[0], a[1], a[2], a[3], b.x, b.y, T{});
-            mma(parts[m][(2 * i + 1) % kChains], a[4], a[5], a[6], a[7], b.z, b.w, T{});
+            mma_any(parts[m][2 * i % kChains], a[0], a[1], a[2], a[3], b.x, b.y, T{});
+            mma_any(parts[m][(2 * i + 1) % kChains], a[4], a[5], a[6], a[7], b.z, b.w, T{});
         }
     }
 #pragma unroll
@@ -143,18 +143,5 @@ __device__ __forceinline__ float4 gather_gates(float const (&sum)[4], bool low)
 __host__ __device__ constexpr int column_stride(int slices)
 {
     return 64 * slices + (slices % 2 == 0 ? 64 : 0);
-}
-
-template <typename T>
-__device__ __forceinline__ uint32_t pack_pair(float a, float b);
-template <>
-__device__ __forceinline__ uint32_t pack_pair<__half>(float a, float b)
-{
-    return bits_as<uint32_t>(__floats2half2_rn(a, b));
-}
-template <>
-__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float a, float b)
-{
-    return bits_as<uint32_t>(__floats2bfloat162_rn(a, b));
 }
 } // namespace onnxfuse

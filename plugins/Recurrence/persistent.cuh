@@ -133,7 +133,7 @@ public:
                 load_tile<kCell>(weights_[m], source, args_.hidden, args_.hidden, unit0_ + 4 * m, lane_);
         }
         prepare(product);
-        wait_for_previous();
+        wait_for_kernel_before();
         if (product)
             multiply_steps();
         else if (kCluster > 1 && layer_ > 0)
@@ -746,7 +746,7 @@ private:
             unsigned char* const gathered = p.own_part(half);
             if (keeps)
                 narrow(state[0].h, *reinterpret_cast<T*>(gathered + cell_at));
-            before_copies_read();
+            before_async_reads();
             __syncthreads();
             if (sends && more)
                 copy_to_block(to + half * kBuffer, gathered, p.rows_ * 64, at + half * 8);
@@ -798,7 +798,7 @@ __global__ void __launch_bounds__(kPersistentThreads<kSlices, kTiles, kCluster>,
     if constexpr (kCluster > 1)
         return;
 #endif
-    ONNXFUSE_DYNAMIC_SHARED(shared);
+    ONNXFUSE_SHARED(shared);
     Persistent<T, kCell, kSlices, kTiles, kRows, kCluster>(args, shared).run();
 }
 } // namespace onnxfuse

@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(128) project(__grid_constant__ ProjectionArgs<
     constexpr int kRounds = 3;
     constexpr int kRowBytes = 128;
     constexpr int kRows = 4 * kProjectionUnits + kProjectionColumns;
-    ONNXFUSE_DYNAMIC_SHARED(shared);
+    ONNXFUSE_SHARED(shared);
     int const thread = static_cast<int>(threadIdx.x), warp = thread / 32;
     Lane const lane(thread % 32);
     int const unit0 = static_cast<int>(blockIdx.x) * kProjectionUnits;
     int64_t const column0 = int64_t{blockIdx.y} * kProjectionColumns;
     int const direction = static_cast<int>(blockIdx.z);
     T const* const weights = args.weights + int64_t{direction} * kGates<kCell> * args.hidden * args.width;
-    let_next_start();
+    next_may_start();
     clear_flags(args);
 
     // Rows of the block's tiles: 64 of weights, 16 for every 4 units, and 64 columns of x. A thread copies every sixteenth row's piece.
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(128) project(__grid_constant__ ProjectionArgs<
             if constexpr (kVector)
             {
                 bool const there = sources[i] && k < args.width;
-                copy_async(to, there ? sources[i] + k : args.weights, there);
+                copy_16(to, there ? sources[i] + k : args.weights, there);
             }
             else
             {
@@ -112,15 +112,15 @@ __global__ void __launch_bounds__(128) project(__grid_constant__ ProjectionArgs<
     {
         if (i < count)
             fetch(64 * i, i);
-        copy_commit();
+        end_of_copies();
     }
     for (int i = 0; i < count; ++i)
     {
-        copy_wait<kRounds - 2>();
+        wait_for_copies<kRounds - 2>();
         __syncthreads();
         if (i + kRounds - 1 < count)
             fetch(64 * (i + kRounds - 1), (i + kRounds - 1) % kRounds);
-        copy_commit();
+        end_of_copies();
         int const round = i % kRounds;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(128) project(__grid_constant__ ProjectionArgs<
 #pragma unroll
                 for (int b = 0; b < 4; ++b)
                 {
-                    mma(sums[a][b], low[a].x, high[a].x, low[a].y, high[a].y, x[b].x, x[b].y, T{});
-                    mma(sums[a][b], low[a].z, high[a].z, low[a].w, high[a].w, x[b].z, x[b].w, T{});
+                    mma_any(sums[a][b], low[a].x, high[a].x, low[a].y, high[a].y, x[b].x, x[b].y, T{});
+                    mma_any(sums[a][b], low[a].z, high[a].z, low[a].w, high[a].w, x[b].z, x[b].w, T{});
                 }
             }
         }
@@ -177,7 +177,7 @@ template <Cell kCell>
 __global__ void __launch_bounds__(256) project_float(__grid_constant__ ProjectionArgs<float> const args)
 {
     constexpr int kDepth = 16;
-    ONNXFUSE_DYNAMIC_SHARED(shared);
+    ONNXFUSE_SHARED(shared);
     auto* const w = reinterpret_cast<float(*)[4 * kProjectionUnits + 4]>(shared);                                       // [k][unit][gate]
     auto* const x = reinterpret_cast<float(*)[kProjectionColumns + 4]>(shared + kDepth * sizeof *w); // [k][column]
     int const thread = static_cast<int>(threadIdx.x);

@@ -22,7 +22,7 @@ template <typename T, Cell kCell, int kTiles, int kSlices>
 __global__ void __launch_bounds__(kResidentThreads, 1) resident(__grid_constant__ StepArgs<T> const args, int columns)
 {
     constexpr int kUnits = 4 * kTiles;
-    ONNXFUSE_DYNAMIC_SHARED(shared);
+    ONNXFUSE_SHARED(shared);
     auto* const parts = reinterpret_cast<float4*>(shared); // [warp][column][unit]
     auto* const states = reinterpret_cast<State*>(shared + sizeof(float4) * kResidentWarps * columns * kUnits); // [row][unit]
 
@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(__grid_constant_
                 {
 #pragma unroll
                     for (int m = 0; m < kTiles; ++m)
-                        mma(sums[m], weights[m][i][0], weights[m][i][1], weights[m][i][2], weights[m][i][3], h[i].x, h[i].y, T{});
+                        mma_any(sums[m], weights[m][i][0], weights[m][i][1], weights[m][i][2], weights[m][i][3], h[i].x, h[i].y, T{});
 #pragma unroll
                     for (int m = 0; m < kTiles; ++m)
-                        mma(sums[m], weights[m][i][4], weights[m][i][5], weights[m][i][6], weights[m][i][7], h[i].z, h[i].w, T{});
+                        mma_any(sums[m], weights[m][i][4], weights[m][i][5], weights[m][i][6], weights[m][i][7], h[i].z, h[i].w, T{});
                 }
                 int const column = c + 2 * lane.q + (lane.low ? 0 : 1);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Tensor cores, copies to shared memory in the background, and clusters: what kernels ask of the GPU beyond plain CUDA C++. Tests compile
+// Tensor cores, copies to shared memory in the background, clusters, and 2^x: what kernels ask of the GPU beyond plain CUDA C++. Tests compile
 // the same kernels with the emulator's versions. What needs compute capability 8.0 or 9.0 is empty before it: the launchers do not go there.
 #pragma once
 
@@ -20,21 +20,30 @@ __device__ __forceinline__ uint32_t shared_word(void const* p)
 }
 
 // c += a b for a [16, 16], b [16, 8]; fragments as PTX's mma.m16n8k16 has them.
-__device__ __forceinline__ void multiply(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1, __half)
+__device__ __forceinline__ void mma(
+    float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, __half)
 {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #endif
 }
-__device__ __forceinline__ void multiply(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1, __nv_bfloat16)
+__device__ __forceinline__ void mma(
+    float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, __nv_bfloat16)
 {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #endif
+}
+
+__device__ __forceinline__ float exp2_approximate(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // Four matrices of 8 x 8 halves from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
@@ -71,6 +80,14 @@ __device__ __forceinline__ void copy_16(void* to, void const* from, bool there)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_word(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 #else
     *static_cast<uint4*>(to) = there ? *static_cast<uint4 const*>(from) : make_uint4(0, 0, 0, 0);
+#endif
+}
+__device__ __forceinline__ void copy_16(void* to, void const* from)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_word(to)), "l"(from) : "memory");
+#else
+    *static_cast<uint4*>(to) = *static_cast<uint4 const*>(from);
 #endif
 }
 __device__ __forceinline__ void end_of_copies()
@@ -188,3 +205,17 @@ __device__ __forceinline__ float remote_load(float const* p, int rank)
 }
 } // namespace onnxfuse
 #endif
+
+namespace onnxfuse
+{
+template <typename T>
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1, T type)
+{
+    mma(c, a[0], a[1], a[2], a[3], b0, b1, type);
+}
+template <typename T>
+__device__ __forceinline__ void mma(float (&c)[4], uint4 const& a, uint32_t b0, uint32_t b1, T type)
+{
+    mma(c, a.x, a.y, a.z, a.w, b0, b1, type);
+}
+} // namespace onnxfuse

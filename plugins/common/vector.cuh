@@ -154,4 +154,18 @@ __device__ __forceinline__ void pack(float const (&from)[8], Vector<__nv_bfloat1
     }
     to.v = make_uint4(words[0], words[1], words[2], words[3]);
 }
+
+// Two neighbours in a register, the first one low.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_pair(float a, float b);
+template <>
+__device__ __forceinline__ uint32_t pack_pair<__half>(float a, float b)
+{
+    return bits_as<uint32_t>(__floats2half2_rn(a, b));
+}
+template <>
+__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float a, float b)
+{
+    return bits_as<uint32_t>(__floats2bfloat162_rn(a, b));
+}
 } // namespace onnxfuse

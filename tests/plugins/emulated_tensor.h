@@ -1,20 +1,34 @@
 // What plugins/common/tensor.cuh has, on the host. Included in its place, after common/vector.cuh.
 #pragma once
 
+#include <vector>
+
 #define ONNXFUSE_SHARED(name) unsigned char* const name = emulator::dynamic_shared()
 
 namespace onnxfuse
 {
 template <typename T>
+float value_of(uint16_t bits)
+{
+    static std::vector<float> const table = [] {
+        std::vector<float> t(65536);
+        for (int i = 0; i < 65536; ++i)
+            t[i] = widen(bits_as<T>(static_cast<uint16_t>(i)));
+        return t;
+    }();
+    return table[bits];
+}
+// Element `index` of a register of two.
+template <typename T>
 float half_in(uint32_t word, int index)
 {
-    return widen(bits_as<T>(static_cast<uint16_t>(word >> 16 * index)));
+    return value_of<T>(static_cast<uint16_t>(word >> 16 * index));
 }
 
 template <typename T>
-void multiply(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1, T)
+void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, T)
 {
-    emulator::Gift const* const all = emulator::gather({{a[0], a[1], a[2], a[3], b0, b1}});
+    emulator::Gift const* const all = emulator::gather({{a0, a1, a2, a3, b0, b1}});
     int const g = emulator::lane() / 4, q = emulator::lane() % 4;
     for (int i = 0; i < 4; ++i)
     {
@@ -27,6 +41,11 @@ void multiply(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1, T
         }
     }
     emulator::wait_for_warp();
+}
+
+inline float exp2_approximate(float x)
+{
+    return std::exp2(x);
 }
 
 // Every lane's address, then the halves that this lane is due.
@@ -69,6 +88,10 @@ inline void copy_16(void* to, void const* from, bool there)
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
         std::abort();
     emulator::copy(to, from, there);
+}
+inline void copy_16(void* to, void const* from)
+{
+    copy_16(to, from, true);
 }
 inline void end_of_copies()
 {
