@@ -69,6 +69,12 @@ def of_kernel(use: KernelUse) -> Occupancy:
     return of(use.registers, use.smem, use.threads or 1024, use.sm)
 
 
+def is_empty(use: KernelUse) -> bool:
+    """Whether a kernel has no body on its architecture: the bare return that is left of one written for another (nvcc 13: 4 registers,
+    256 bytes on sm_75 to sm_121). Others pass pointers on, which takes more registers."""
+    return use.registers <= 4 and use.code <= 512
+
+
 def figures(use: KernelUse) -> dict[str, Any]:
     """All that is known of a kernel, as JSON has it."""
     held = of_kernel(use)
@@ -80,20 +86,35 @@ _SUITED = 0.67
 
 
 def unsuited(libraries: Mapping[str, Sequence[KernelUse]]) -> list[str]:
-    """Warnings in plain words, one for each kernel and architecture that do not suit each other: registers are spilled, a block needs more
-    shared memory than there is, or far fewer warps fit than on the best of the architectures given. Instantiations of one kernel count
-    as one, by the worst of them.
+    """Warnings in plain words, one for each kernel and architecture that do not suit each other: it has no code there, spills registers,
+    a block needs more shared memory than there is, or far fewer warps fit than on the best of the architectures given. Instantiations
+    of one kernel count as one, by the worst of those that have code.
     """
     held: dict[str, dict[str, list[KernelUse]]] = {}
     for name, uses in libraries.items():
         for use in uses:
             if use.registers:
                 held.setdefault(use.name.split("<")[0], {}).setdefault(name, []).append(use)
-    return [line for kernel, by_name in held.items() for line in _unsuited(kernel, by_name)]
+    return [line for kernel, by_name in held.items() for line in (*_absent(kernel, by_name), *_unsuited(by_name))]
 
 
-def _unsuited(kernel: str, by_name: Mapping[str, Sequence[KernelUse]]) -> list[str]:
+def _absent(kernel: str, by_name: Mapping[str, Sequence[KernelUse]]) -> list[str]:
+    """Architectures that a kernel is not for."""
+    count = {name: sum(not is_empty(use) for use in uses) for name, uses in by_name.items()}
+    most = max(count.values())
+    there = " and ".join(name for name in by_name if count[name] == most)
+    return [
+        f"{kernel} has {'no code' if count[name] == 0 else f'code for {count[name]} of its {len(uses)} kinds alone'} on {name}"
+        f"{f', and is for {there}' if most else ''}: others, or TensorRT, take its place there, and speeds measured with it do not hold"
+        for name, uses in by_name.items()
+        if count[name] < max(most, 1)
+    ]
+
+
+def _unsuited(all_by_name: Mapping[str, Sequence[KernelUse]]) -> list[str]:
     found = []
+    by_name = {name: [use for use in uses if not is_empty(use)] for name, uses in all_by_name.items()}
+    by_name = {name: uses for name, uses in by_name.items() if uses}
     best_of: dict[str, tuple[float, str]] = {}
     for name, uses in by_name.items():
         for use in uses:
@@ -104,7 +125,7 @@ def _unsuited(kernel: str, by_name: Mapping[str, Sequence[KernelUse]]) -> list[s
             worst = max(spilling, key=lambda use: use.spill_stores + use.spill_loads)
             spilled = worst.spill_stores + worst.spill_loads
             found.append(
-                f"{worst.name} spills {spilled} bytes of registers to memory on {name}: it is slow there, leave its sites to TensorRT"
+                f"{worst.name} spills {spilled} bytes of registers to memory on {name}: it may be slow there; measure, or leave its sites to TensorRT"
             )
         behind = [(of_kernel(use).share / best_of[use.name][0], use) for use in uses if best_of[use.name][0]]
         share, use = min(behind, key=lambda entry: entry[0], default=(1.0, uses[0]))

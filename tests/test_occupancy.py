@@ -107,12 +107,24 @@ def test_warnings_name_the_kernel_the_card_and_the_reason() -> None:
         "sm_89": [use("even", 89, 32), use("norm<half, 8>", 89, 40, smem=40000), use("wide", 89, 128, spilled=8)],
     }
     spills, few = sorted(occupancy.unsuited(libraries), reverse=True)
-    assert spills == "wide spills 16 bytes of registers to memory on sm_89: it is slow there, leave its sites to TensorRT"
+    assert spills == "wide spills 16 bytes of registers to memory on sm_89: it may be slow there; measure, or leave its sites to TensorRT"
     assert few == (
         "norm<half, 8> fills 33% of the warps on sm_89, where shared memory set the limit, and 62% on sm_90: "
         "what was tuned for sm_90 may not suit sm_89; measure there"
     )
     assert occupancy.unsuited({"sm_90": libraries["sm_90"]}) == []
+
+
+def test_a_kernel_of_one_architecture_is_not_called_better_suited_to_another() -> None:
+    """Where a kernel has no body, nothing limits its warps: that is no occupancy to compare with."""
+    empty = KernelUse("cluster<half>", 80, 4, 0, 0, 0, 0, 256, 256)
+    (line,) = occupancy.unsuited({"sm_80": [empty, use("even", 80, 32)], "sm_90": [use("cluster<half>", 90, 168), use("even", 90, 32)]})
+    assert line.startswith("cluster has no code on sm_80, and is for sm_90: others, or TensorRT, take its place there")
+    (line,) = occupancy.unsuited({"sm_80": [empty]})
+    assert line.startswith("cluster has no code on sm_80: others")
+    kinds = {"sm_80": [empty, use("cluster<float>", 80, 64)], "sm_90": [use("cluster<half>", 90, 168), use("cluster<float>", 90, 64)]}
+    (line,) = occupancy.unsuited(kinds)
+    assert line.startswith("cluster has code for 1 of its 2 kinds alone on sm_80, and is for sm_90")
 
 
 def test_a_block_that_has_not_its_shared_memory_cannot_run() -> None:

@@ -36,9 +36,7 @@ def list_plugins(json: AsJson = False) -> None:
     if json:
         _print_json({"schema": 1, "plugins": plugins.ops(), "gpus": gpus.GPUS})
         return
-    rows = [
-        (op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", op.gpus) for op in plugins.ops()
-    ]
+    rows = [(op.name, op.covers, ", ".join(op.dtypes), f"up to {op.max_width}" if op.max_width else "any", op.gpus) for op in plugins.ops()]
     _print_table("Plugins", ("plugin", "computes", "types", "last axis", "GPUs"), rows)
     figures = [(gpu.name, f"sm_{gpu.sm}", gpu.kind, gpu.sms, _rounded(gpu.memory_gbps), gpu.tensorrt) for gpu in gpus.GPUS]
     _print_table("GPUs", ("--gpu", "architecture", "kind", "SMs", "GB/s", "TensorRT"), figures)
@@ -73,14 +71,19 @@ def inspect(
         return
     columns = ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit")
     for library in built:
-        rows = [_row(occupancy.figures(use)) for use in library.kernels if use.registers]
+        rows = [_row(occupancy.figures(use), occupancy.is_empty(use)) for use in library.kernels if use.registers]
         _print_table(f"sm_{library.sm}, {library.compiler}{_cards(library.sm)}", columns, rows)
-    typer.echo("spills, stack, shared, code: bytes; warps: that a multiprocessor holds at once, of those it could; limit: what runs out")
+    typer.echo(
+        "spills, stack, shared, code: bytes; shared: what the compiler lays out, without what a launch adds for its shapes; "
+        "warps: that a multiprocessor holds at once, of those it could; limit: what runs out"
+    )
     for line in warnings:
         typer.echo(f"warning: {line}")
 
 
-def _row(of: dict[str, Any]) -> tuple[Any, ...]:
+def _row(of: dict[str, Any], empty: bool) -> tuple[Any, ...]:
+    if empty:
+        return of["name"], *["-"] * 7, "not for it"
     spilled = of["spill_stores"] + of["spill_loads"]
     return of["name"], of["registers"], spilled, of["stack"], of["smem"], of["code"], of["threads"], f"{of['occupancy']:.0%}", of["limit"]
 
