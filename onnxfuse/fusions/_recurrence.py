@@ -315,6 +315,8 @@ def _refuse_reshape(match: Match, suffix: str, layer: gs.Node) -> Refusal | None
     shape = query.constant(match[f"shape{suffix}"])
     width = (_directions(layer) or 1) * layer.attrs["hidden_size"]
     before = query.shape(turned) or [None] * 4
+    if shape is None and None not in before[:2] and query.shape(made) == [*before[:2], width]:
+        return None  # a target that is computed
     fits = shape is not None and len(shape) == 3 and not match.node(f"reshaped{suffix}").attrs.get("allowzero", 0)
     if fits and shape is not None:
         fits = all(size in (0, known) for size, known in zip(shape[:2], before, strict=False)) and shape[2] in (-1, width)

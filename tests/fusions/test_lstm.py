@@ -159,6 +159,25 @@ def test_shapes_that_say_the_same() -> None:
         assert ops(fused) == ["onnxfuse::LSTMSequence"]
 
 
+def test_a_shape_that_is_computed() -> None:
+    """The sizes of steps and batch, as exporters compute them."""
+    model, feeds = replace(STACK, layers=2, direction="bidirectional", states=None).model()
+    for axis, name in enumerate(("B", "T")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    for output in model.graph.output:
+        for dim in output.type.tensor_type.shape.dim:
+            dim.ClearField("value")
+    at, node = next((i, node) for i, node in enumerate(model.graph.node) if node.op_type == "Reshape")
+    net = Net(prefix="shape_")
+    sizes = net.op("Slice", net.op("Shape", node.input[0]), net.const([0], np.int64), net.const([2], np.int64))
+    node.input[1] = net.op("Concat", sizes, net.const([-1], np.int64), axis=0)
+    model.graph.initializer.extend(net.constants)
+    for made in reversed(net.nodes):
+        model.graph.node.insert(at, made)
+    fused, _, _ = check(model, feeds)
+    assert [op for op in ops(fused) if "LSTM" in op] == ["onnxfuse::LSTMSequence2"]
+
+
 def test_states_that_nobody_reads() -> None:
     fused, _, _ = check(*replace(STACK, layers=2, outputs=False).model())
     assert ops(fused) == ["onnxfuse::LSTMSequence2"]
