@@ -125,7 +125,8 @@ def _unsuited(all_by_name: Mapping[str, Sequence[KernelUse]]) -> list[str]:
             worst = max(spilling, key=lambda use: use.spill_stores + use.spill_loads)
             spilled = worst.spill_stores + worst.spill_loads
             found.append(
-                f"{worst.name} spills {spilled} bytes of registers to memory on {name}: it may be slow there; measure, or leave its sites to TensorRT"
+                f"{worst.name} spills {spilled} bytes of registers to memory on {name}: it may be slow there; measure, or leave its sites "
+                "to TensorRT"
             )
         behind = [(of_kernel(use).share / best_of[use.name][0], use) for use in uses if best_of[use.name][0]]
         share, use = min(behind, key=lambda entry: entry[0], default=(1.0, uses[0]))
