@@ -18,7 +18,7 @@ public:
     }
 
     explicit DepthwiseConvLayerNorm(Fields const& fields)
-        : epsilon_(checked_epsilon_of(fields))
+        : epsilon_(checked_epsilon(fields))
         , channels_last_(fields.integer("channels_last", 0, 0, 1))
     {
     }
@@ -29,8 +29,7 @@ public:
     }
     std::vector<nvinfer1::PluginField> state() const
     {
-        return {{"epsilon", &epsilon_, nvinfer1::PluginFieldType::kFLOAT32, 1},
-            {"channels_last", &channels_last_, nvinfer1::PluginFieldType::kINT32, 1}};
+        return {state_field("epsilon", epsilon_), state_field("channels_last", channels_last_)};
     }
     std::string key() const
     {
@@ -68,11 +67,6 @@ public:
         return onnxfuse_launch_depthwise_layernorm(&p, stream);
     }
 
-    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
-        int32_t nbInputs) const noexcept override
-    {
-        return status([&] { one_type(outputTypes, nbOutputs, inputTypes, nbInputs); });
-    }
     int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
         nvinfer1::DimsExprs* outputs, int32_t, nvinfer1::IExprBuilder&) noexcept override
     {
@@ -95,34 +89,6 @@ public:
         bool const last = pos == 0 && !channels_last_ && desc.format == TensorFormat::kHWC8 && is_half(desc.type);
         return is_float(desc.type) && desc.type == inOut[0].desc.type && (desc.format == TensorFormat::kLINEAR || last);
     }
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
-        int32_t) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(in, nbInputs));
-            find_tactics(sized(in[0].desc, in[0].opt, in[1].opt));
-        });
-    }
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
-    }
-    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
-        void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
-    {
-        return status([&] {
-            Problem p = sized(inputDesc[0], inputDesc[0].dims, inputDesc[1].dims);
-            p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.gamma = inputs[3], p.beta = inputs[4], p.output = outputs[0];
-            run(p, workspace, stream);
-        });
-    }
-
-private:
-    int channel_axis() const
-    {
-        return channels_last_ ? 3 : 1;
-    }
     void check(std::vector<Shape> const& inputs) const
     {
         if (inputs.size() != 5)
@@ -139,19 +105,29 @@ private:
         for (size_t i = 2; i < 5; ++i)
             check_per_column(kNames[i - 2], inputs[i], channels);
     }
-    // x, w: shapes of X and W. The problem without its tensors.
-    Problem sized(nvinfer1::PluginTensorDesc const& desc, nvinfer1::Dims const& x, nvinfer1::Dims const& w) const
+    Problem sized(nvinfer1::PluginTensorDesc const* inputs) const
     {
+        nvinfer1::Dims const &x = inputs[0].dims, &w = inputs[1].dims;
         Problem p{};
-        p.dtype = static_cast<int>(dtype_of(desc.type));
+        p.dtype = static_cast<int>(dtype_of(inputs[0].type));
         p.kernel = extent(w.d[3], "the kernel");
         p.images = extent(x.d[0], "the batch");
         p.height = extent(x.d[channels_last_ ? 1 : 2], "the height");
         p.width = extent(x.d[channels_last_ ? 2 : 3], "the width");
         p.channels = extent(x.d[channel_axis()], "the number of channels");
-        p.planar = !channels_last_ && desc.format == nvinfer1::TensorFormat::kLINEAR;
+        p.planar = !channels_last_ && inputs[0].format == nvinfer1::TensorFormat::kLINEAR;
         p.epsilon = epsilon_;
         return p;
+    }
+    void place(Problem& p, void const* const* inputs, void* const* outputs) const
+    {
+        p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.gamma = inputs[3], p.beta = inputs[4], p.output = outputs[0];
+    }
+
+private:
+    int channel_axis() const
+    {
+        return channels_last_ ? 3 : 1;
     }
 
     float epsilon_;

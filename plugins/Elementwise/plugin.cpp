@@ -48,10 +48,7 @@ std::vector<std::vector<int64_t>> extents_of(std::vector<Shape> const& shapes)
 }
 } // namespace
 
-class Elementwise final : public nvinfer1::IPluginV3,
-                          public nvinfer1::IPluginV3OneCore,
-                          public nvinfer1::IPluginV3OneBuild,
-                          public nvinfer1::IPluginV3OneRuntime
+class Elementwise final : public Node<Elementwise>
 {
 public:
     static constexpr char const* kName = "Elementwise";
@@ -72,50 +69,26 @@ public:
             refuse("field 'code' is empty; build the engine with onnxfuse build-engine, which compiles it");
     }
 
-    // --- IPluginV3 ---
-
-    nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override
+    int outputs() const
     {
-        switch (type)
-        {
-        case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-        case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
-        case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-        }
-        return nullptr;
+        return static_cast<int>(layout_.outputs.size());
     }
-    nvinfer1::IPluginV3* clone() noexcept override
+    std::vector<PluginField> state() const
     {
-        std::unique_ptr<Elementwise> copy;
-        accepted(kName, [&] { copy.reset(new Elementwise(*this)); });
-        return copy.release();
+        return {state_field("layout", layout_.text), state_field("code", *code_)};
     }
-    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override
+    std::string key() const
     {
-        return clone();
+        return "onnxfuse 1 Elementwise " + layout_.text;
     }
-
-    // --- core ---
-
-    nvinfer1::AsciiChar const* getPluginName() const noexcept override
+    // Refuses shapes; extents of -1 are unknown.
+    void check(std::vector<Shape> const& inputs) const
     {
-        return kName;
-    }
-    nvinfer1::AsciiChar const* getPluginVersion() const noexcept override
-    {
-        return "1";
-    }
-    nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override
-    {
-        return "onnxfuse";
+        layout_.full_shape(extents_of(inputs));
     }
 
     // --- building ---
 
-    int32_t getNbOutputs() const noexcept override
-    {
-        return static_cast<int32_t>(layout_.outputs.size());
-    }
     int32_t getOutputDataTypes(
         DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept override
     {
@@ -138,7 +111,7 @@ public:
     {
         return status([&] {
             check_count(nbInputs, nbOutputs);
-            layout_.full_shape(extents_of(shapes_of(inputs, nbInputs)));
+            check(shapes_of(inputs, nbInputs));
             for (int32_t i = 0; i < nbOutputs; ++i)
             {
                 bool const reduced = layout_.outputs[i].reduced;
@@ -156,7 +129,7 @@ public:
     bool supportsFormatCombination(
         int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept override
     {
-        if (nbInputs != static_cast<int32_t>(layout_.inputs.size()) || nbOutputs != getNbOutputs())
+        if (nbInputs != static_cast<int32_t>(layout_.inputs.size()) || nbOutputs != outputs())
             return false;
         char const wanted = pos < nbInputs ? layout_.inputs[pos].type : layout_.outputs[pos - nbInputs].type;
         return letter_of(inOut[pos].desc.type) == wanted && inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR;
@@ -166,7 +139,7 @@ public:
     {
         return status([&] {
             check_count(nbInputs, nbOutputs);
-            layout_.full_shape(extents_of(shapes_of(in, nbInputs)));
+            check(shapes_of(in, nbInputs));
             std::vector<std::vector<int64_t>> largest;
             for (int32_t i = 0; i < nbInputs; ++i)
                 largest.push_back(shape_of(in[i].max).extents);
@@ -179,15 +152,6 @@ public:
             }
         });
     }
-    char const* getTimingCacheID() noexcept override
-    {
-        return described();
-    }
-    char const* getMetadataString() noexcept override
-    {
-        return described();
-    }
-
     // --- running ---
 
     int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*,
@@ -217,49 +181,14 @@ public:
                 module_->launch(wanted, stream);
         });
     }
-    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override
-    {
-        state_ = {text_field("layout", layout_.text), text_field("code", *code_)};
-        collection_ = {static_cast<int32_t>(state_.size()), state_.data()};
-        return &collection_;
-    }
 
 private:
-    // What TensorRT reads through a pointer belongs to this object alone and is not copied.
-    Elementwise(Elementwise const& other)
-        : nvinfer1::IPluginV3(other)
-        , nvinfer1::IPluginV3OneCore(other)
-        , nvinfer1::IPluginV3OneBuild(other)
-        , nvinfer1::IPluginV3OneRuntime(other)
-        , layout_(other.layout_)
-        , code_(other.code_)
-        , module_(other.module_)
-        , shape_(other.shape_)
-        , sms_(other.sms_)
-    {
-    }
-    Elementwise& operator=(Elementwise const&) = delete;
-
-    template <typename Act>
-    static int32_t status(Act act) noexcept
-    {
-        return accepted(kName, act) ? 0 : 1;
-    }
-    static PluginField text_field(char const* name, std::string const& text)
-    {
-        return {name, text.data(), PluginFieldType::kCHAR, static_cast<int32_t>(text.size())};
-    }
     void check_count(int32_t inputs, int32_t outputs) const
     {
-        if (inputs != static_cast<int32_t>(layout_.inputs.size()) || outputs != getNbOutputs())
+        if (inputs != static_cast<int32_t>(layout_.inputs.size()) || outputs != this->outputs())
         {
             refuse("%d inputs and %d outputs; it has %zu and %zu", inputs, outputs, layout_.inputs.size(), layout_.outputs.size());
         }
-    }
-    char const* described() noexcept
-    {
-        accepted(kName, [&] { described_ = "onnxfuse 1 Elementwise " + layout_.text; });
-        return described_.c_str();
     }
 
     Layout layout_;
@@ -267,9 +196,6 @@ private:
     std::shared_ptr<Module> module_;
     std::vector<int64_t> shape_;
     int sms_ = 1;
-    std::vector<PluginField> state_;
-    nvinfer1::PluginFieldCollection collection_{};
-    std::string described_;
 };
 
 static Registration<Elementwise> const registration;

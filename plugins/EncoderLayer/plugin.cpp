@@ -46,13 +46,11 @@ public:
         , first_norm_(fields.integer("first_norm", before_, 0, 1))
         , activation_(fields.integer("activation", 0, 0, 2))
         , has_mask_(fields.integer("has_mask", 0, 0, 1))
-        , epsilon_(fields.number("epsilon", 1e-5f))
+        , epsilon_(checked_epsilon(fields))
         , scale_(fields.number("scale", 0.0f))
         , shapes_(fields.text("shapes", ""))
         , code_(std::make_shared<std::string const>(fields.text("code", "")))
     {
-        if (!(epsilon_ >= 0.0f) || std::isinf(epsilon_))
-            refuse("field 'epsilon' is %g; it must be a number that is not negative", static_cast<double>(epsilon_));
         if (!std::isfinite(scale_))
             refuse("field 'scale' is %g; it must be finite", static_cast<double>(scale_));
         if (shapes_.empty() != code_->empty())
@@ -71,10 +69,9 @@ public:
     }
     std::vector<PluginField> state() const
     {
-        auto number = [](char const* name, int32_t const& value) { return PluginField{name, &value, PluginFieldType::kINT32, 1}; };
-        return {number("heads", heads_), number("inner", inner_), number("pre_norm", before_),
-            number("first_norm", first_norm_), number("activation", activation_), number("has_mask", has_mask_), {"epsilon", &epsilon_, PluginFieldType::kFLOAT32, 1}, {"scale", &scale_, PluginFieldType::kFLOAT32, 1},
-            text_field("shapes", shapes_), text_field("code", *code_)};
+        return {state_field("heads", heads_), state_field("inner", inner_), state_field("pre_norm", before_), state_field("first_norm", first_norm_),
+            state_field("activation", activation_), state_field("has_mask", has_mask_), state_field("epsilon", epsilon_), state_field("scale", scale_),
+            state_field("shapes", shapes_), state_field("code", *code_)};
     }
 
     // --- building --------------------------------------------------------------------------------------------------------
@@ -82,7 +79,7 @@ public:
     int32_t getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept override
     {
         return status([&] {
-            if (inputTypes[0] != DataType::kHALF && inputTypes[0] != DataType::kBF16)
+            if (!is_half(inputTypes[0]))
                 refuse("x is neither float16 nor bfloat16; leave this node to TensorRT");
             for (int32_t i = 1; i < nbInputs; ++i)
             {
@@ -92,18 +89,10 @@ public:
             std::fill(outputTypes, outputTypes + nbOutputs, inputTypes[0]);
         });
     }
-    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
-        nvinfer1::DimsExprs* outputs, int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(inputs, nbInputs));
-            std::fill(outputs, outputs + nbOutputs, inputs[0]);
-        });
-    }
     bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t) noexcept override
     {
         DataType const first = inOut[0].desc.type;
-        return inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR && (first == DataType::kHALF || first == DataType::kBF16)
+        return inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR && is_half(first)
             && inOut[pos].desc.type == (pos < nbInputs ? type_of(pos, first) : first);
     }
     int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
@@ -135,25 +124,8 @@ public:
         return most;
     }
 
-    int32_t getNbTactics() noexcept override
-    {
-        return 0;
-    }
-    int32_t getValidTactics(int32_t*, int32_t) noexcept override
-    {
-        return 0;
-    }
-    int32_t setTactic(int32_t) noexcept override
-    {
-        return 0;
-    }
-
     // --- running ---------------------------------------------------------------------------------------------------------
 
-    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override
-    {
-        return clone();
-    }
     int32_t onShapeChange(
         nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
     {
@@ -200,12 +172,42 @@ public:
         });
     }
 
-private:
-    static PluginField text_field(char const* name, std::string const& text)
+    // Refuses shapes; extents of -1 are unknown.
+    void check(std::vector<Shape> const& inputs) const
     {
-        return {name, text.data(), PluginFieldType::kCHAR, static_cast<int32_t>(text.size())};
+        if (static_cast<int>(inputs.size()) != inputs_count())
+            refuse("%zu inputs; its fields tell of %d", inputs.size(), inputs_count());
+        if (inputs[0].rank() != 3)
+            refuse("x has rank %d; it must be [batch, sequence, width]", inputs[0].rank());
+        int64_t const width = inputs[0].last();
+        if (width < 64 || width > 1024 || width % 64 != 0 || width % heads_ != 0)
+            refuse("x is %lld wide; it must be a multiple of 64 up to 1024, and of the %d heads", static_cast<long long>(width), heads_);
+        for (int i : {1, 2})
+        {
+            if (inputs[i].rank() != 2 || inputs[i].extents[0] < 1 || inputs[i].extents[0] != inputs[1].extents[0])
+                refuse("%s has shape %s; it must hold one row for each layer", i == 1 ? "weights" : "vectors", inputs[i].text().c_str());
+        }
+        // Every part is a multiple of 256 bytes: the width and the inner width are multiples of 64.
+        check_same("weights", inputs[1], "layers, elements", {{inputs[1].extents[0], 4 * width * width + 2 * width * inner_}});
+        auto vector = [](int64_t n) { return (3 * n + 63) / 64 * 64; };
+        check_same("vectors", inputs[2], "layers, elements", {{inputs[1].extents[0], vector(3 * width) + 2 * vector(width) + vector(inner_)}});
+        if (!before_)
+            check_same("final", inputs[3], "2, width", {{2, width}});
+        if (!has_mask_)
+            return;
+        Shape const& mask = inputs[mask_at()];
+        int64_t const wanted[4] = {inputs[0].extents[0], heads_, inputs[0].extents[1], inputs[0].extents[1]};
+        bool fits = mask.rank() == 4;
+        for (int i = 0; fits && i < 4; ++i)
+        {
+            int64_t const extent = mask.extents[i];
+            fits = extent < 0 || wanted[i] < 0 || extent == wanted[i] || (extent == 1 && i < 3);
+        }
+        if (!fits)
+            refuse("mask has shape %s; it must be [batch or 1, heads or 1, sequence or 1, sequence] of x", mask.text().c_str());
     }
 
+private:
     // Loads the kernel for this shape, where the engine has one and this GPU takes it. Not in enqueue, which may be captured into a graph.
     void choose(OnnxfuseEncoder const& problem)
     {
@@ -243,41 +245,6 @@ private:
     DataType type_of(int input, DataType x) const
     {
         return input == 2 || (input == 3 && !before_) ? DataType::kFLOAT : x;
-    }
-
-    // Refuses shapes; extents of -1 are unknown.
-    void check(std::vector<Shape> const& inputs) const
-    {
-        if (static_cast<int>(inputs.size()) != inputs_count())
-            refuse("%zu inputs; its fields tell of %d", inputs.size(), inputs_count());
-        if (inputs[0].rank() != 3)
-            refuse("x has rank %d; it must be [batch, sequence, width]", inputs[0].rank());
-        int64_t const width = inputs[0].last();
-        if (width < 64 || width > 1024 || width % 64 != 0 || width % heads_ != 0)
-            refuse("x is %lld wide; it must be a multiple of 64 up to 1024, and of the %d heads", static_cast<long long>(width), heads_);
-        for (int i : {1, 2})
-        {
-            if (inputs[i].rank() != 2 || inputs[i].extents[0] < 1 || inputs[i].extents[0] != inputs[1].extents[0])
-                refuse("%s has shape %s; it must hold one row for each layer", i == 1 ? "weights" : "vectors", inputs[i].text().c_str());
-        }
-        // Every part is a multiple of 256 bytes: the width and the inner width are multiples of 64.
-        check_same("weights", inputs[1], "layers, elements", {{inputs[1].extents[0], 4 * width * width + 2 * width * inner_}});
-        auto vector = [](int64_t n) { return (3 * n + 63) / 64 * 64; };
-        check_same("vectors", inputs[2], "layers, elements", {{inputs[1].extents[0], vector(3 * width) + 2 * vector(width) + vector(inner_)}});
-        if (!before_)
-            check_same("final", inputs[3], "2, width", {{2, width}});
-        if (!has_mask_)
-            return;
-        Shape const& mask = inputs[mask_at()];
-        int64_t const wanted[4] = {inputs[0].extents[0], heads_, inputs[0].extents[1], inputs[0].extents[1]};
-        bool fits = mask.rank() == 4;
-        for (int i = 0; fits && i < 4; ++i)
-        {
-            int64_t const extent = mask.extents[i];
-            fits = extent < 0 || wanted[i] < 0 || extent == wanted[i] || (extent == 1 && i < 3);
-        }
-        if (!fits)
-            refuse("mask has shape %s; it must be [batch or 1, heads or 1, sequence or 1, sequence] of x", mask.text().c_str());
     }
 
     // The problem of these shapes, without its tensors. x: of x; weights: of the weights.

@@ -70,14 +70,10 @@ public:
 
     std::vector<PluginField> state() const
     {
-        auto number = [](char const* name, int32_t const& value) { return PluginField{name, &value, PluginFieldType::kINT32, 1}; };
-        auto numbers = [](char const* name, std::vector<int32_t> const& values) {
-            return PluginField{name, values.data(), PluginFieldType::kINT32, static_cast<int32_t>(values.size())};
-        };
-        return {{"scale", &scale_, PluginFieldType::kFLOAT32, 1}, {"fill", &fill_, PluginFieldType::kFLOAT32, 1}, number("heads", heads_),
-            number("kv_heads", kv_heads_), number("packed", packed_), number("added", added_), number("kept", kept_), number("hides", hides_),
-            number("safe", safe_), number("causal", causal_), numbers("widths", widths_), numbers("q_perm", q_perm_), numbers("k_perm", k_perm_),
-            numbers("v_perm", v_perm_), numbers("y_perm", y_perm_)};
+        return {state_field("scale", scale_), state_field("fill", fill_), state_field("heads", heads_), state_field("kv_heads", kv_heads_),
+            state_field("packed", packed_), state_field("added", added_), state_field("kept", kept_), state_field("hides", hides_),
+            state_field("safe", safe_), state_field("causal", causal_), state_field("widths", widths_), state_field("q_perm", q_perm_),
+            state_field("k_perm", k_perm_), state_field("v_perm", v_perm_), state_field("y_perm", y_perm_)};
     }
 
     // --- building --------------------------------------------------------------------------------------------------------
@@ -119,21 +115,12 @@ public:
         return is_float(type) && type == inOut[0].desc.type;
     }
 
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
-        int32_t) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(in, nbInputs));
-            find_tactics(sized(in[0].desc.type, dims_of(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::opt)));
-        });
-    }
-
     size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
         int32_t) const noexcept override
     {
         size_t most = 0;
         accepted(kName, [&] {
-            Problem problem = sized(in[0].desc.type, dims_of(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::max));
+            Problem problem = sized(shaped(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::max).data());
             most = onnxfuse_attention_workspace_up_to(&problem);
             for (Problem const& tactic : tactics())
             {
@@ -178,69 +165,16 @@ public:
 
     // --- running ---------------------------------------------------------------------------------------------------------
 
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(in, nbInputs));
-            inputs_count_ = nbInputs;
-        });
-    }
-
     int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
         void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
     {
         return status([&] {
-            if (inputs_count_ == 0)
-                refuse("enqueue without onShapeChange");
-            std::vector<nvinfer1::Dims> dims;
-            for (int32_t i = 0; i < inputs_count_; ++i)
-                dims.push_back(inputDesc[i].dims);
-            Problem problem = sized(inputDesc[0].type, dims);
+            Problem problem = sized(inputDesc);
             if (problem.batch == 0 || problem.queries == 0)
                 return;
-            int64_t const element = dtype_of(inputDesc[0].type) == Dtype::kFloat32 ? 4 : 2;
-            auto const* const first = static_cast<char const*>(inputs[0]);
-            problem.q.data = first;
-            problem.k.data = packed_ ? first + element * widths_[0] : inputs[1];
-            problem.v.data = packed_ ? first + element * (widths_[0] + widths_[1]) : inputs[2];
-            problem.output.data = outputs[0];
-            for (int i = 0; i < added_; ++i)
-                problem.added[i].data = inputs[masks_place() + i];
-            if (kept_)
-                problem.keep.data = inputs[keep_place()];
+            place(problem, inputs, outputs);
             run(problem, workspace, stream);
         });
-    }
-
-private:
-    static std::vector<int32_t> perm(Fields const& fields, char const* name)
-    {
-        std::vector<int32_t> const found = fields.integers(name, {0, 2, 1, 3});
-        if (found != std::vector<int32_t>{0, 1, 2, 3} && found != std::vector<int32_t>{0, 2, 1, 3})
-            refuse("field '%s' must be 0 1 2 3 or 0 2 1 3", name);
-        return found;
-    }
-    static bool rows_first(std::vector<int32_t> const& perm)
-    {
-        return perm[1] == 2;
-    }
-    int masks_place() const
-    {
-        return packed_ ? 1 : 3;
-    }
-    int keep_place() const
-    {
-        return kept_ ? masks_place() + added_ : -1;
-    }
-
-    static std::vector<nvinfer1::Dims> dims_of(
-        nvinfer1::DynamicPluginTensorDesc const* in, int32_t count, nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*which)
-    {
-        std::vector<nvinfer1::Dims> dims;
-        for (int32_t i = 0; i < count; ++i)
-            dims.push_back(in[i].*which);
-        return dims;
     }
 
     // Refuses shapes; extents of -1 are unknown.
@@ -282,6 +216,79 @@ private:
             check_mask(i, inputs[i], batch, rows, keys);
     }
 
+    Problem sized(nvinfer1::PluginTensorDesc const* inputs) const
+    {
+        Problem p{};
+        p.dtype = static_cast<int>(dtype_of(inputs[0].type));
+        p.heads = heads_;
+        p.kv_heads = kv_heads_;
+        p.scale = scale_;
+        p.fill = fill_;
+        p.hides = hides_;
+        p.safe = safe_;
+        p.causal = causal_;
+        p.batch = extent(inputs[0].dims.d[0], "the batch");
+        if (packed_)
+        {
+            p.queries = p.keys = extent(inputs[0].dims.d[1], "the number of rows");
+            p.head = widths_[0] / heads_;
+            p.width = widths_[2] / kv_heads_;
+            int64_t const row = int64_t{widths_[0]} + widths_[1] + widths_[2];
+            for (OnnxfuseAttentionTensor* tensor : {&p.q, &p.k, &p.v})
+                *tensor = {nullptr, p.queries * row, row, tensor == &p.v ? p.width : p.head};
+        }
+        else
+        {
+            p.queries = extent(inputs[0].dims.d[rows_first(q_perm_) ? 1 : 2], "the number of queries");
+            p.keys = extent(inputs[1].dims.d[rows_first(k_perm_) ? 1 : 2], "the number of keys");
+            p.head = extent(inputs[0].dims.d[3], "the size of a head");
+            p.width = extent(inputs[2].dims.d[3], "the size of a head");
+            p.q = strided(q_perm_, heads_, p.queries, p.head);
+            p.k = strided(k_perm_, kv_heads_, p.keys, p.head);
+            p.v = strided(v_perm_, kv_heads_, p.keys, p.width);
+        }
+        p.output = strided(y_perm_, heads_, p.queries, p.width);
+        for (int i = 0; i < added_; ++i)
+            p.added[i] = masked(inputs[masks_place() + i].dims);
+        if (kept_)
+            p.keep = masked(inputs[keep_place()].dims);
+        return p;
+    }
+    void place(Problem& problem, void const* const* inputs, void* const* outputs) const
+    {
+        int64_t const element = problem.dtype == static_cast<int>(Dtype::kFloat32) ? 4 : 2;
+        auto const* const first = static_cast<char const*>(inputs[0]);
+        problem.q.data = first;
+        problem.k.data = packed_ ? first + element * widths_[0] : inputs[1];
+        problem.v.data = packed_ ? first + element * (widths_[0] + widths_[1]) : inputs[2];
+        problem.output.data = outputs[0];
+        for (int i = 0; i < added_; ++i)
+            problem.added[i].data = inputs[masks_place() + i];
+        if (kept_)
+            problem.keep.data = inputs[keep_place()];
+    }
+
+private:
+    static std::vector<int32_t> perm(Fields const& fields, char const* name)
+    {
+        std::vector<int32_t> const found = fields.integers(name, {0, 2, 1, 3});
+        if (found != std::vector<int32_t>{0, 1, 2, 3} && found != std::vector<int32_t>{0, 2, 1, 3})
+            refuse("field '%s' must be 0 1 2 3 or 0 2 1 3", name);
+        return found;
+    }
+    static bool rows_first(std::vector<int32_t> const& perm)
+    {
+        return perm[1] == 2;
+    }
+    int masks_place() const
+    {
+        return packed_ ? 1 : 3;
+    }
+    int keep_place() const
+    {
+        return kept_ ? masks_place() + added_ : -1;
+    }
+
     // A mask is a broadcast along any of its axes; one of fewer batch entries is used again for those that follow.
     void check_mask(int input, Shape const& mask, int64_t batch, int64_t rows, int64_t keys) const
     {
@@ -298,46 +305,6 @@ private:
         }
     }
 
-    // The problem of these shapes, without its tensors.
-    Problem sized(DataType type, std::vector<nvinfer1::Dims> const& dims) const
-    {
-        Problem p{};
-        p.dtype = static_cast<int>(dtype_of(type));
-        p.heads = heads_;
-        p.kv_heads = kv_heads_;
-        p.scale = scale_;
-        p.fill = fill_;
-        p.hides = hides_;
-        p.safe = safe_;
-        p.causal = causal_;
-        p.batch = extent(dims[0].d[0], "the batch");
-        if (packed_)
-        {
-            p.queries = p.keys = extent(dims[0].d[1], "the number of rows");
-            p.head = widths_[0] / heads_;
-            p.width = widths_[2] / kv_heads_;
-            int64_t const row = int64_t{widths_[0]} + widths_[1] + widths_[2];
-            for (OnnxfuseAttentionTensor* tensor : {&p.q, &p.k, &p.v})
-                *tensor = {nullptr, p.queries * row, row, tensor == &p.v ? p.width : p.head};
-        }
-        else
-        {
-            p.queries = extent(dims[0].d[rows_first(q_perm_) ? 1 : 2], "the number of queries");
-            p.keys = extent(dims[1].d[rows_first(k_perm_) ? 1 : 2], "the number of keys");
-            p.head = extent(dims[0].d[3], "the size of a head");
-            p.width = extent(dims[2].d[3], "the size of a head");
-            p.q = strided(q_perm_, heads_, p.queries, p.head);
-            p.k = strided(k_perm_, kv_heads_, p.keys, p.head);
-            p.v = strided(v_perm_, kv_heads_, p.keys, p.width);
-        }
-        p.output = strided(y_perm_, heads_, p.queries, p.width);
-        for (int i = 0; i < added_; ++i)
-            p.added[i] = masked(dims[static_cast<size_t>(masks_place() + i)]);
-        if (kept_)
-            p.keep = masked(dims[static_cast<size_t>(keep_place())]);
-        return p;
-    }
-
     static OnnxfuseAttentionTensor strided(std::vector<int32_t> const& perm, int64_t heads, int64_t rows, int64_t size)
     {
         return rows_first(perm) ? OnnxfuseAttentionTensor{nullptr, rows * heads * size, heads * size, size}
@@ -345,22 +312,15 @@ private:
     }
     static OnnxfuseAttentionMask masked(nvinfer1::Dims const& dims)
     {
-        int64_t extents[4] = {1, 1, 1, 1}, strides[4] = {};
-        std::copy_n(dims.d, dims.nbDims, extents + 4 - dims.nbDims);
-        int64_t stride = 1;
-        for (int i = 3; i >= 0; --i)
-        {
-            strides[i] = extents[i] == 1 ? 0 : stride;
-            stride *= extents[i];
-        }
-        return {nullptr, extent(std::max<int64_t>(extents[0], 1), "the batch of a mask"), static_cast<int32_t>(strides[3]), strides[0], strides[1], strides[2]};
+        auto const strides = broadcast_strides(dims);
+        int64_t const batch = dims.nbDims == 4 ? std::max<int64_t>(dims.d[0], 1) : 1;
+        return {nullptr, extent(batch, "the batch of a mask"), static_cast<int32_t>(strides[3]), strides[0], strides[1], strides[2]};
     }
 
     float scale_, fill_;
     int32_t heads_, kv_heads_, packed_, added_, kept_, hides_, safe_, causal_;
     std::vector<int32_t> widths_;
     std::vector<int32_t> q_perm_, k_perm_, v_perm_, y_perm_;
-    int32_t inputs_count_ = 0; // as last told: enqueue is not given them
 };
 
 static Registration<FusedAttention> const registration;

@@ -1,5 +1,5 @@
 // FusedRotary: inputs X, cos, sin; output Y [batch, heads, rows, size]. X lies so, or with rows before heads.
-#include "../common/tactics.h"
+#include "../common/plugin.h"
 #include "launch.h"
 
 namespace onnxfuse
@@ -41,14 +41,9 @@ public:
     }
     std::vector<PluginField> state() const
     {
-        return {{"x_perm", x_perm_.data(), PluginFieldType::kINT32, 4}, {"rotary", &rotary_, PluginFieldType::kINT32, 1},
-            {"interleaved", &interleaved_, PluginFieldType::kINT32, 1}};
+        return {state_field("x_perm", x_perm_), state_field("rotary", rotary_), state_field("interleaved", interleaved_)};
     }
 
-    int32_t getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept override
-    {
-        return status([&] { one_type(outputTypes, nbOutputs, inputTypes, nbInputs); });
-    }
     int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
         nvinfer1::DimsExprs* outputs, int32_t, nvinfer1::IExprBuilder&) noexcept override
     {
@@ -58,21 +53,6 @@ public:
             for (int i = 0; i < 4; ++i)
                 outputs[0].d[i] = inputs[0].d[x_perm_[i]];
         });
-    }
-    bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t, int32_t) noexcept override
-    {
-        DataType const type = inOut[pos].desc.type;
-        return is_float(type) && type == inOut[0].desc.type && inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR;
-    }
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
-        int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
-    }
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
     }
     int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
         void* const* outputs, void*, cudaStream_t stream) noexcept override
@@ -98,19 +78,6 @@ public:
         });
     }
 
-private:
-    static OnnxfuseRotaryTensor angles(nvinfer1::Dims const& dims, void const* data)
-    {
-        int64_t extents[4] = {1, 1, 1, 1}, strides[4] = {}, stride = 1;
-        std::copy_n(dims.d, dims.nbDims, extents + 4 - dims.nbDims);
-        for (int i = 3; i >= 0; --i)
-        {
-            strides[i] = extents[i] == 1 ? 0 : stride;
-            stride *= extents[i];
-        }
-        return {data, strides[0], strides[1], strides[2]};
-    }
-
     // Refuses shapes; extents of -1 are unknown.
     void check(std::vector<Shape> const& inputs) const
     {
@@ -132,6 +99,13 @@ private:
             if (!fits)
                 refuse("%s %s does not fit X %s and %d turned elements", input == 1 ? "cos" : "sin", own.text().c_str(), inputs[0].text().c_str(), rotary_);
         }
+    }
+
+private:
+    static OnnxfuseRotaryTensor angles(nvinfer1::Dims const& dims, void const* data)
+    {
+        auto const strides = broadcast_strides(dims);
+        return {data, strides[0], strides[1], strides[2]};
     }
 
     std::vector<int32_t> x_perm_;

@@ -18,7 +18,7 @@ public:
     }
 
     explicit GroupNormSilu(Fields const& fields)
-        : epsilon_(checked_epsilon_of(fields))
+        : epsilon_(checked_epsilon(fields))
         , groups_(fields.integer("num_groups", 0, 0, 1 << 20))
         , film_(fields.integer("film", 0, 0, 1))
     {
@@ -32,8 +32,7 @@ public:
     }
     std::vector<nvinfer1::PluginField> state() const
     {
-        return {{"epsilon", &epsilon_, nvinfer1::PluginFieldType::kFLOAT32, 1}, {"num_groups", &groups_, nvinfer1::PluginFieldType::kINT32, 1},
-            {"film", &film_, nvinfer1::PluginFieldType::kINT32, 1}};
+        return {state_field("epsilon", epsilon_), state_field("num_groups", groups_), state_field("film", film_)};
     }
     std::string key() const
     {
@@ -75,19 +74,6 @@ public:
         return onnxfuse_launch_group_norm(&p, workspace, stream);
     }
 
-    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
-        int32_t nbInputs) const noexcept override
-    {
-        return status([&] { one_type(outputTypes, nbOutputs, inputTypes, nbInputs); });
-    }
-    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
-        nvinfer1::DimsExprs* outputs, int32_t, nvinfer1::IExprBuilder&) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(inputs, nbInputs));
-            outputs[0] = inputs[0];
-        });
-    }
     bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t) noexcept override
     {
         using nvinfer1::TensorFormat;
@@ -100,14 +86,6 @@ public:
             return desc.format == TensorFormat::kLINEAR || (last_there && desc.format == TensorFormat::kHWC8);
         return desc.format == (pos == nbInputs ? inOut[0].desc.format : TensorFormat::kLINEAR);
     }
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
-        int32_t) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(in, nbInputs));
-            find_tactics(sized(in[0].desc, in[0].opt));
-        });
-    }
     // Enough for every shape up to the largest, and for every tactic: a group has as many parts at most.
     size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t, nvinfer1::DynamicPluginTensorDesc const*,
         int32_t) const noexcept override
@@ -116,24 +94,6 @@ public:
         accepted(kName, [&] { most = onnxfuse_group_norm_workspace_up_to(in[0].max.d[0], groups_); });
         return most;
     }
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
-    }
-    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
-        void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
-    {
-        return status([&] {
-            Problem p = sized(inputDesc[0], inputDesc[0].dims);
-            p.input = inputs[0], p.gamma = inputs[1], p.beta = inputs[2], p.output = outputs[0];
-            if (film_)
-                p.film_scale = inputs[3], p.film_shift = inputs[4];
-            run(p, workspace, stream);
-        });
-    }
-
-private:
     void check(std::vector<Shape> const& inputs) const
     {
         size_t const wanted = film_ ? 5 : 3;
@@ -152,10 +112,11 @@ private:
             check_same(i == 3 ? "FilmScale" : "FilmShift", inputs[i], "one value for each channel of each image", film);
         }
     }
-    Problem sized(nvinfer1::PluginTensorDesc const& desc, nvinfer1::Dims const& x) const
+    Problem sized(nvinfer1::PluginTensorDesc const* inputs) const
     {
+        nvinfer1::Dims const& x = inputs[0].dims;
         Problem p{};
-        p.dtype = static_cast<int>(dtype_of(desc.type));
+        p.dtype = static_cast<int>(dtype_of(inputs[0].type));
         p.images = extent(x.d[0], "the batch");
         p.channels = extent(x.d[1], "the number of channels");
         p.groups = groups_;
@@ -163,11 +124,18 @@ private:
         for (int i = 2; i < x.nbDims; ++i)
             pixels *= x.d[i];
         p.pixels = extent(pixels, "the number of pixels");
-        p.channels_last = desc.format == nvinfer1::TensorFormat::kHWC8;
+        p.channels_last = inputs[0].format == nvinfer1::TensorFormat::kHWC8;
         p.epsilon = epsilon_;
         return p;
     }
+    void place(Problem& p, void const* const* inputs, void* const* outputs) const
+    {
+        p.input = inputs[0], p.gamma = inputs[1], p.beta = inputs[2], p.output = outputs[0];
+        if (film_)
+            p.film_scale = inputs[3], p.film_shift = inputs[4];
+    }
 
+private:
     float epsilon_;
     int32_t groups_;
     int32_t film_;

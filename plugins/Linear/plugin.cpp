@@ -31,8 +31,7 @@ public:
     }
     std::vector<nvinfer1::PluginField> state() const
     {
-        return {{"activation", activation_.c_str(), nvinfer1::PluginFieldType::kCHAR, static_cast<int32_t>(activation_.size())},
-            {"residual", &residual_, nvinfer1::PluginFieldType::kINT32, 1}};
+        return {state_field("activation", activation_), state_field("residual", residual_)};
     }
     std::string key() const
     {
@@ -98,43 +97,6 @@ public:
         nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
         return is_half(desc.type) && desc.type == inOut[0].desc.type && desc.format == nvinfer1::TensorFormat::kLINEAR;
     }
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
-        int32_t) noexcept override
-    {
-        return status([&] {
-            check(shapes_of(in, nbInputs));
-            find_tactics(sized(in[0].desc.type, in[0].opt, in[1].opt));
-        });
-    }
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
-    }
-    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
-        void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
-    {
-        return status([&] {
-            Problem p = sized(inputDesc[0].type, inputDesc[0].dims, inputDesc[1].dims);
-            p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.output = outputs[0];
-            if (residual_)
-                p.scale = inputs[3], p.residual = inputs[4];
-            run(p, workspace, stream);
-        });
-    }
-
-private:
-    static Activation kind_of(std::string const& activation)
-    {
-        constexpr std::pair<char const*, Activation> kKinds[] = {{"none", Activation::kNone}, {"relu", Activation::kRelu},
-            {"silu", Activation::kSilu}, {"gelu", Activation::kGelu}, {"gelu_tanh", Activation::kGeluTanh}, {"gelu_quick", Activation::kGeluQuick}};
-        for (auto const& [name, kind] : kKinds)
-        {
-            if (activation == name)
-                return kind;
-        }
-        refuse("field 'activation' is '%s'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick", activation.c_str());
-    }
     void check(std::vector<Shape> const& inputs) const
     {
         size_t const wanted = residual_ ? 5 : 3;
@@ -159,15 +121,35 @@ private:
             check_same("residual", inputs[4], "the product", output);
         }
     }
-    Problem sized(nvinfer1::DataType type, nvinfer1::Dims const& x, nvinfer1::Dims const& w) const
+    Problem sized(nvinfer1::PluginTensorDesc const* inputs) const
     {
+        nvinfer1::Dims const& w = inputs[1].dims;
         Problem p{};
-        p.dtype = static_cast<int>(dtype_of(type));
+        p.dtype = static_cast<int>(dtype_of(inputs[0].type));
         p.activation = static_cast<int>(kind_);
-        p.rows = extent(rows_of(x), "the number of rows");
+        p.rows = extent(rows_of(inputs[0].dims), "the number of rows");
         p.width = extent(w.d[0], "the width");
         p.columns = extent(w.d[1], "the number of columns");
         return p;
+    }
+    void place(Problem& p, void const* const* inputs, void* const* outputs) const
+    {
+        p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.output = outputs[0];
+        if (residual_)
+            p.scale = inputs[3], p.residual = inputs[4];
+    }
+
+private:
+    static Activation kind_of(std::string const& activation)
+    {
+        constexpr std::pair<char const*, Activation> kKinds[] = {{"none", Activation::kNone}, {"relu", Activation::kRelu},
+            {"silu", Activation::kSilu}, {"gelu", Activation::kGelu}, {"gelu_tanh", Activation::kGeluTanh}, {"gelu_quick", Activation::kGeluQuick}};
+        for (auto const& [name, kind] : kKinds)
+        {
+            if (activation == name)
+                return kind;
+        }
+        refuse("field 'activation' is '%s'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick", activation.c_str());
     }
 
     std::string activation_;

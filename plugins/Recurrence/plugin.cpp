@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../common/plugin.h"
+#include "../common/tactics.h"
 #include "launch.h"
 
 namespace onnxfuse
@@ -52,10 +52,12 @@ struct Places
 } // namespace
 
 template <typename Kind>
-class Recurrence final : public Node<Recurrence<Kind>>
+class Recurrence final : public Numbered<Recurrence<Kind>>
 {
-    using Base = Node<Recurrence<Kind>>;
+    using Base = Numbered<Recurrence<Kind>>;
     using Base::status;
+    using Base::tactic_;
+    using Base::valid_;
 
 public:
     static constexpr char const* kName = Kind::kName;
@@ -130,20 +132,16 @@ public:
 
     std::vector<PluginField> state() const
     {
-        auto number = [](char const* name, int32_t const& value) { return PluginField{name, &value, PluginFieldType::kINT32, 1}; };
-        auto numbers = [](char const* name, std::vector<int32_t> const& values) {
-            return PluginField{name, values.data(), PluginFieldType::kINT32, static_cast<int32_t>(values.size())};
-        };
-        std::vector<PluginField> all{{"direction", direction_.c_str(), PluginFieldType::kCHAR, static_cast<int32_t>(direction_.size()) + 1},
-            {"clip", &clip_, PluginFieldType::kFLOAT32, 1}, number("hidden_size", hidden_), number("layers", layers_),
-            number("outputs", outputs_), number("linear_before_reset", before_reset_), numbers("x_perm", x_perm_),
-            numbers("y_perm", y_perm_), number("joined", joined_), number("has_lengths", has_lengths_)};
+        std::vector<PluginField> all{state_field("direction", direction_), state_field("clip", clip_), state_field("hidden_size", hidden_),
+            state_field("layers", layers_), state_field("outputs", outputs_), state_field("linear_before_reset", before_reset_),
+            state_field("x_perm", x_perm_), state_field("y_perm", y_perm_), state_field("joined", joined_),
+            state_field("has_lengths", has_lengths_)};
         for (int i = 0; i < layers_; ++i)
         {
-            all.push_back(number(kLayerFields[i].bias, has_bias_[i]));
-            all.push_back(number(kLayerFields[i].h, has_h_[i]));
+            all.push_back(state_field(kLayerFields[i].bias, has_bias_[i]));
+            all.push_back(state_field(kLayerFields[i].h, has_h_[i]));
             if (kStates == 2)
-                all.push_back(number(kLayerFields[i].c, has_c_[i]));
+                all.push_back(state_field(kLayerFields[i].c, has_c_[i]));
         }
         return all;
     }
@@ -204,8 +202,7 @@ public:
             return false;
         if (pos == places().lengths)
             return type == DataType::kINT32;
-        bool const known = type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
-        return known && type == inOut[0].desc.type;
+        return is_float(type) && type == inOut[0].desc.type;
     }
 
     int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
@@ -214,29 +211,14 @@ public:
         return status([&] {
             check(shapes_of(in, nbInputs));
             OnnxfuseRecurrence problem = sized(in[0].desc.type, in[0].opt, in[1].opt);
-            tactics_.clear();
+            valid_.clear();
             for (int i = 0; i < kTacticCount; ++i)
             {
                 use(problem, i + 1);
                 if (onnxfuse_recurrence_variant(&problem) > 0)
-                    tactics_.push_back(i + 1);
+                    valid_.push_back(i + 1);
             }
         });
-    }
-
-    int32_t getNbTactics() noexcept override
-    {
-        return static_cast<int32_t>(tactics_.size());
-    }
-    int32_t getValidTactics(int32_t* tactics, int32_t nbTactics) noexcept override
-    {
-        std::copy_n(tactics_.begin(), std::min<size_t>(tactics_.size(), static_cast<size_t>(std::max(nbTactics, 0))), tactics);
-        return 0;
-    }
-    int32_t setTactic(int32_t tactic) noexcept override
-    {
-        tactic_ = tactic;
-        return 0;
     }
 
     // Enough for every shape up to the largest and for every tactic.
@@ -256,16 +238,6 @@ public:
     }
 
     // --- running ---------------------------------------------------------------------------------------------------------
-
-    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override
-    {
-        return this->clone();
-    }
-    int32_t onShapeChange(
-        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
-    {
-        return status([&] { check(shapes_of(in, nbInputs)); });
-    }
 
     int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
         void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
@@ -295,6 +267,35 @@ public:
             if (failed)
                 refuse("the kernel did not start: %s", onnxfuse_launch_error(failed));
         });
+    }
+
+    // Refuses shapes; extents of -1 are unknown.
+    void check(std::vector<Shape> const& inputs) const
+    {
+        Places const at = places();
+        if (static_cast<int>(inputs.size()) != at.count)
+            refuse("%zu inputs; its fields tell of %d", inputs.size(), at.count);
+        if (inputs[0].rank() != 3)
+            refuse("X has rank %d; it must have 3", inputs[0].rank());
+        int64_t const batch = inputs[0].extents[batch_first() ? 0 : 1];
+        int64_t const directions = directions_count(), rows = int64_t{Kind::kGates} * hidden_;
+        int64_t width = inputs[0].last();
+        for (int i = 0; i < layers_; ++i)
+        {
+            Places::Of const& of = at.layer[i];
+            check_same("W", inputs[of.weights], "direction, gates, input", {{directions, rows, width}});
+            check_same("R", inputs[of.recurrent], "direction, gates, hidden", {{directions, rows, hidden_}});
+            if (of.bias >= 0)
+                check_same("B", inputs[of.bias], "direction, gates", {{directions, 2 * rows}});
+            for (int state : {of.h, of.c})
+            {
+                if (state >= 0)
+                    check_same("initial state", inputs[state], "direction, batch, hidden", {{directions, batch, hidden_}});
+            }
+            width = directions * hidden_;
+        }
+        if (at.lengths >= 0)
+            check_same("sequence_lens", inputs[at.lengths], "batch", {{batch}});
     }
 
 private:
@@ -331,35 +332,6 @@ private:
         }
         at.count = next;
         return at;
-    }
-
-    // Refuses shapes; extents of -1 are unknown.
-    void check(std::vector<Shape> const& inputs) const
-    {
-        Places const at = places();
-        if (static_cast<int>(inputs.size()) != at.count)
-            refuse("%zu inputs; its fields tell of %d", inputs.size(), at.count);
-        if (inputs[0].rank() != 3)
-            refuse("X has rank %d; it must have 3", inputs[0].rank());
-        int64_t const batch = inputs[0].extents[batch_first() ? 0 : 1];
-        int64_t const directions = directions_count(), rows = int64_t{Kind::kGates} * hidden_;
-        int64_t width = inputs[0].last();
-        for (int i = 0; i < layers_; ++i)
-        {
-            Places::Of const& of = at.layer[i];
-            check_same("W", inputs[of.weights], "direction, gates, input", {{directions, rows, width}});
-            check_same("R", inputs[of.recurrent], "direction, gates, hidden", {{directions, rows, hidden_}});
-            if (of.bias >= 0)
-                check_same("B", inputs[of.bias], "direction, gates", {{directions, 2 * rows}});
-            for (int state : {of.h, of.c})
-            {
-                if (state >= 0)
-                    check_same("initial state", inputs[state], "direction, batch, hidden", {{directions, batch, hidden_}});
-            }
-            width = directions * hidden_;
-        }
-        if (at.lengths >= 0)
-            check_same("sequence_lens", inputs[at.lengths], "batch", {{batch}});
     }
 
     // The problem of these shapes, without its tensors. x: of X; w: of the first layer's W.
@@ -422,8 +394,6 @@ private:
     int32_t has_bias_[kMostLayers] = {};
     int32_t has_h_[kMostLayers] = {};
     int32_t has_c_[kMostLayers] = {};
-    std::vector<int32_t> tactics_; // of the shapes last configured
-    int32_t tactic_ = 0;
 };
 
 namespace

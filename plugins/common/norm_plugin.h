@@ -1,20 +1,10 @@
 // Checks that the two skip + norm plugins share.
 #pragma once
 
-#include <cmath>
-
 #include "plugin.h"
 
 namespace onnxfuse
 {
-inline float checked_epsilon(Fields const& fields)
-{
-    float const epsilon = fields.number("epsilon", 1e-5f); // ONNX's default
-    if (!(epsilon >= 0.0f) || std::isinf(epsilon))
-        refuse("field 'epsilon' is %g; it must be a number that is not negative", static_cast<double>(epsilon));
-    return epsilon;
-}
-
 // inputs: input, skip, then [width] tensors called `weights`; at least `least` inputs, and one for each name at most.
 inline void check_norm(std::vector<Shape> const& inputs, size_t least, std::vector<char const*> const& weights)
 {

@@ -222,4 +222,73 @@ int64_t rows_of(nvinfer1::Dims const& dims)
         rows *= dims.d[i];
     return rows;
 }
+
+bool is_float(DataType type)
+{
+    return type == DataType::kFLOAT || is_half(type);
+}
+
+bool is_half(DataType type)
+{
+    return type == DataType::kHALF || type == DataType::kBF16;
+}
+
+void one_type(DataType* outputs, int32_t outputs_count, DataType const* inputs, int32_t inputs_count)
+{
+    dtype_of(inputs[0]);
+    for (int32_t i = 1; i < inputs_count; ++i)
+    {
+        if (inputs[i] != inputs[0])
+            refuse("input %d has another type than input 0; cast all inputs to one type", i);
+    }
+    std::fill(outputs, outputs + outputs_count, inputs[0]);
+}
+
+int32_t extent(int64_t value, char const* name)
+{
+    if (value < 0 || value > INT32_MAX)
+        refuse("%s is %lld; the kernel takes extents up to 2^31 - 1", name, static_cast<long long>(value));
+    return static_cast<int32_t>(value);
+}
+
+std::array<int64_t, 4> broadcast_strides(nvinfer1::Dims const& dims)
+{
+    std::array<int64_t, 4> strides{};
+    int64_t stride = 1;
+    for (int i = 1; i <= dims.nbDims; ++i)
+    {
+        int64_t const own = dims.d[dims.nbDims - i];
+        strides[static_cast<size_t>(4 - i)] = own == 1 ? 0 : stride;
+        stride *= own;
+    }
+    return strides;
+}
+
+float checked_epsilon(Fields const& fields)
+{
+    float const epsilon = fields.number("epsilon", 1e-5f);
+    if (!(epsilon >= 0.0f) || std::isinf(epsilon))
+        refuse("field 'epsilon' is %g; it must be a number that is not negative", static_cast<double>(epsilon));
+    return epsilon;
+}
+
+PluginField state_field(char const* name, float const& value)
+{
+    return {name, &value, PluginFieldType::kFLOAT32, 1};
+}
+
+PluginField state_field(char const* name, int32_t const& value)
+{
+    return {name, &value, PluginFieldType::kINT32, 1};
+}
+
+PluginField state_field(char const* name, std::vector<int32_t> const& value)
+{
+    return {name, value.data(), PluginFieldType::kINT32, static_cast<int32_t>(value.size())};
+}
+
+PluginField state_field(char const* name, std::string const& value)
+{
+    return {name, value.data(), PluginFieldType::kCHAR, static_cast<int32_t>(value.size())};
+}
 } // namespace onnxfuse

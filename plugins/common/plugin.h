@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -118,6 +119,26 @@ void check_width(Shape const& shape, int64_t most);
 
 Dtype dtype_of(nvinfer1::DataType type);
 int64_t rows_of(nvinfer1::Dims const& dims);
+bool is_float(nvinfer1::DataType type); // float32 or a half
+bool is_half(nvinfer1::DataType type);
+
+// All inputs and outputs are of the type of input 0.
+void one_type(nvinfer1::DataType* outputs, int32_t outputs_count, nvinfer1::DataType const* inputs, int32_t inputs_count);
+
+// An extent as the launchers take it.
+int32_t extent(int64_t value, char const* name);
+
+// Strides in elements of a tensor of rank 4 or less as one of rank 4, 0 where it is broadcast.
+std::array<int64_t, 4> broadcast_strides(nvinfer1::Dims const& dims);
+
+// The field 'epsilon', ONNX's default where it is absent.
+float checked_epsilon(Fields const& fields);
+
+// Fields that make a plugin again; they point to `value`.
+nvinfer1::PluginField state_field(char const* name, float const& value);
+nvinfer1::PluginField state_field(char const* name, int32_t const& value);
+nvinfer1::PluginField state_field(char const* name, std::vector<int32_t> const& value);
+nvinfer1::PluginField state_field(char const* name, std::string const& value);
 
 // What is the same for every plugin. Derived has
 //   static constexpr char const* kName;
@@ -126,6 +147,8 @@ int64_t rows_of(nvinfer1::Dims const& dims);
 //   int outputs() const;
 //   std::vector<PluginField> state() const;                  the fields that make the same plugin again; data in *this
 //   std::string key() const;                                 all that changes its speed
+//   void check(std::vector<Shape> const& inputs) const;      refuses shapes; extents of -1 are unknown
+// What most plugins have is here, for others to override: one element type, no format but linear, and one output, or several, as input 0.
 template <typename Derived>
 class Node : public nvinfer1::IPluginV3,
              public nvinfer1::IPluginV3OneCore,
@@ -173,6 +196,36 @@ public:
     {
         return self().outputs();
     }
+    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
+        int32_t nbInputs) const noexcept override
+    {
+        return status([&] { one_type(outputTypes, nbOutputs, inputTypes, nbInputs); });
+    }
+    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
+        nvinfer1::DimsExprs* outputs, int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept override
+    {
+        return status([&] {
+            self().check(shapes_of(inputs, nbInputs));
+            std::fill(outputs, outputs + nbOutputs, inputs[0]);
+        });
+    }
+    bool supportsFormatCombination(
+        int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t, int32_t) noexcept override
+    {
+        nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
+        return is_float(desc.type) && desc.type == inOut[0].desc.type && desc.format == nvinfer1::TensorFormat::kLINEAR;
+    }
+    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
+        int32_t) noexcept override
+    {
+        return status([&] { self().check(shapes_of(in, nbInputs)); });
+    }
+    int32_t onShapeChange(
+        nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*, int32_t) noexcept override
+    {
+        return status([&] { self().check(shapes_of(in, nbInputs)); });
+    }
+
     char const* getTimingCacheID() noexcept override
     {
         return described();
@@ -224,25 +277,11 @@ private:
 
 // A plugin whose tensors have one element type and whose outputs have the shape of input 0. Derived also has
 //   static constexpr int64_t kMaxWidth;                      the longest last axis
-//   void check(std::vector<Shape> const& inputs) const;      refuses shapes; extents of -1 are unknown
 //   int launch(int dtype, Tensors const&, int64_t rows, int64_t width, cudaStream_t) const;      a cudaError_t
 template <typename Derived>
 class Plugin : public Node<Derived>
 {
 public:
-    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
-        int32_t nbInputs) const noexcept override
-    {
-        return status([&] {
-            dtype_of(inputTypes[0]);
-            for (int32_t i = 1; i < nbInputs; ++i)
-            {
-                if (inputTypes[i] != inputTypes[0])
-                    refuse("input %d has another type than input 0; cast all inputs to one type", i);
-            }
-            std::fill(outputTypes, outputTypes + nbOutputs, inputTypes[0]);
-        });
-    }
     int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
         nvinfer1::DimsExprs* outputs, int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept override
     {
@@ -250,14 +289,6 @@ public:
             check_inputs(shapes_of(inputs, nbInputs));
             std::fill(outputs, outputs + nbOutputs, inputs[0]);
         });
-    }
-    bool supportsFormatCombination(
-        int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t, int32_t) noexcept override
-    {
-        using nvinfer1::DataType;
-        DataType const type = inOut[pos].desc.type;
-        bool const known = type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
-        return known && type == inOut[0].desc.type && inOut[pos].desc.format == nvinfer1::TensorFormat::kLINEAR;
     }
     int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
         nvinfer1::DynamicPluginTensorDesc const*, int32_t nbOutputs) noexcept override

@@ -8,14 +8,9 @@
 
 namespace onnxfuse
 {
-// Derived of Node also has what the launcher takes: `Problem`, with a field `early` (the kernel may start before the stream's kernel before it
-// has ended), and
-//   static std::vector<Problem> const& tactics();           how to compute: only the fields of the tactic matter
-//   static void use(Problem& problem, Problem const& tactic);
-//   static int supported(Problem const& problem);           a cudaError_t, without launching
-//   static int launch(Problem const& problem, void* workspace, cudaStream_t stream);
+// The numbers of a plugin's tactics.
 template <typename Derived>
-class Tuned : public Node<Derived>
+class Numbered : public Node<Derived>
 {
 public:
     int32_t getNbTactics() noexcept override
@@ -32,12 +27,59 @@ public:
         tactic_ = tactic;
         return 0;
     }
-    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override
+
+protected:
+    std::vector<int32_t> valid_; // of the shapes last configured
+    int32_t tactic_ = 0;
+};
+
+// The tensors with one of their shapes: the smallest, the one to be fast for, or the largest.
+inline std::vector<nvinfer1::PluginTensorDesc> shaped(
+    nvinfer1::DynamicPluginTensorDesc const* in, int32_t count, nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*which)
+{
+    std::vector<nvinfer1::PluginTensorDesc> descs;
+    for (int32_t i = 0; i < count; ++i)
     {
-        return this->clone();
+        descs.push_back(in[i].desc);
+        descs.back().dims = in[i].*which;
+    }
+    return descs;
+}
+
+// Derived of Node also has what the launcher takes: `Problem`, with a field `early` (the kernel may start before the stream's kernel before it
+// has ended), and
+//   static std::vector<Problem> const& tactics();           how to compute: only the fields of the tactic matter
+//   static void use(Problem& problem, Problem const& tactic);
+//   static int supported(Problem const& problem);           a cudaError_t, without launching
+//   static int launch(Problem const& problem, void* workspace, cudaStream_t stream);
+//   Problem sized(PluginTensorDesc const* inputs) const;     without its tensors
+//   void place(Problem& problem, void const* const* inputs, void* const* outputs) const;
+template <typename Derived>
+class Tuned : public Numbered<Derived>
+{
+public:
+    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs, nvinfer1::DynamicPluginTensorDesc const*,
+        int32_t) noexcept override
+    {
+        return this->status([&] {
+            this->self().check(shapes_of(in, nbInputs));
+            find_tactics(this->self().sized(shaped(in, nbInputs, &nvinfer1::DynamicPluginTensorDesc::opt).data()));
+        });
+    }
+    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*, void const* const* inputs,
+        void* const* outputs, void* workspace, cudaStream_t stream) noexcept override
+    {
+        return this->status([&] {
+            auto problem = this->self().sized(inputDesc);
+            this->self().place(problem, inputs, outputs);
+            run(problem, workspace, stream);
+        });
     }
 
 protected:
+    using Numbered<Derived>::valid_;
+    using Numbered<Derived>::tactic_;
+
     // The tactics that can compute this problem, whose pointers are not looked at. Refused where this GPU has none.
     template <typename Problem>
     void find_tactics(Problem problem)
@@ -67,47 +109,5 @@ protected:
         if (int const failed = Derived::launch(chosen, workspace, stream))
             refuse("the kernel did not start: %s", onnxfuse_launch_error(failed));
     }
-
-private:
-    std::vector<int32_t> valid_; // of the shapes last configured
-    int32_t tactic_ = 0;
 };
-
-// An extent as the launchers take it.
-inline int32_t extent(int64_t value, char const* name)
-{
-    if (value < 0 || value > INT32_MAX)
-        refuse("%s is %lld; the kernel takes extents up to 2^31 - 1", name, static_cast<long long>(value));
-    return static_cast<int32_t>(value);
-}
-
-inline float checked_epsilon_of(Fields const& fields)
-{
-    float const epsilon = fields.number("epsilon", 1e-5f); // ONNX's default
-    if (!(epsilon >= 0.0f) || epsilon > 3e38f)
-        refuse("field 'epsilon' is %g; it must be a number that is not negative", static_cast<double>(epsilon));
-    return epsilon;
-}
-
-// All inputs and outputs are of the type of input 0.
-inline void one_type(nvinfer1::DataType* outputs, int32_t outputs_count, nvinfer1::DataType const* inputs, int32_t inputs_count)
-{
-    dtype_of(inputs[0]);
-    for (int32_t i = 1; i < inputs_count; ++i)
-    {
-        if (inputs[i] != inputs[0])
-            refuse("input %d has another type than input 0; cast all inputs to one type", i);
-    }
-    std::fill(outputs, outputs + outputs_count, inputs[0]);
-}
-
-inline bool is_float(nvinfer1::DataType type)
-{
-    return type == nvinfer1::DataType::kFLOAT || type == nvinfer1::DataType::kHALF || type == nvinfer1::DataType::kBF16;
-}
-
-inline bool is_half(nvinfer1::DataType type)
-{
-    return type == nvinfer1::DataType::kHALF || type == nvinfer1::DataType::kBF16;
-}
 } // namespace onnxfuse

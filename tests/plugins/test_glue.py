@@ -70,7 +70,6 @@ SCENARIOS = {
         "FusedAttention: 5 inputs; its fields tell of 6",
         "FusedAttention: Q, K and V [?x128x1281] are not 1280 elements behind batch and rows",
         "FusedAttention: input 5 has another type than bool",
-        "FusedAttention: enqueue without onShapeChange",
         "FusedRotary: cos [8x64] does not fit X [?x7x12x80] and 64 turned elements",
         "FusedRotary: field 'rotary' is 64; a head of X [?x7x12x48] has fewer elements",
         "FusedAttention: fields 'heads' and 'kv_heads' are 0 and 0; the first must be a multiple of the second",
