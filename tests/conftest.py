@@ -12,6 +12,9 @@ from typing import NoReturn
 
 import pytest
 
+from onnxfuse import plugins
+from onnxfuse.errors import MissingHere
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -44,6 +47,15 @@ def absent(reason: str) -> NoReturn:
 def require_external() -> Callable[[str], NoReturn]:
     """`require_external("mvn is not on PATH")`: skips, or fails in CI."""
     return absent
+
+
+@pytest.fixture(scope="session")
+def nvcc(require_external: Callable[[str], NoReturn]) -> plugins.Nvcc:
+    """The CUDA compiler."""
+    try:
+        return plugins.find_nvcc()
+    except MissingHere as reason:
+        require_external(str(reason))
 
 
 @pytest.fixture(scope="session")

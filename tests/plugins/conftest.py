@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from onnxfuse import plugins
-from onnxfuse.errors import MissingHere
 
 
 def _external() -> ModuleType:
@@ -32,36 +31,25 @@ external = _external()
 @pytest.fixture(scope="session")
 def headers(require_external: Callable[[str], NoReturn]) -> Callable[[str], Path]:
     """`headers("10.16")`: TensorRT's official include folder."""
-
-    def get(version: str) -> Path:
-        try:
-            return external.headers(version)
-        except external.Absent as reason:
-            require_external(f"TensorRT {version}'s headers: {reason}")
-
-    return get
+    return _fetched(external.headers, "TensorRT {}'s headers", require_external)
 
 
 @pytest.fixture(scope="session")
 def tensorrt(require_external: Callable[[str], NoReturn]) -> Callable[[str], object]:
     """`tensorrt("11.2")`: TensorRT's libraries and Python bindings."""
+    return _fetched(external.tensorrt, "TensorRT {}", require_external)
 
-    def get(version: str) -> object:
+
+def _fetched(fetch: Callable[[str], Any], what: str, require_external: Callable[[str], NoReturn]) -> Callable[[str], Any]:
+    """`fetch` of a version; the running test is skipped, or fails, where its registry is absent."""
+
+    def get(version: str) -> Any:
         try:
-            return external.tensorrt(version)
+            return fetch(version)
         except external.Absent as reason:
-            require_external(f"TensorRT {version}: {reason}")
+            require_external(f"{what.format(version)}: {reason}")
 
     return get
-
-
-@pytest.fixture(scope="session")
-def nvcc(require_external: Callable[[str], NoReturn]) -> plugins.Nvcc:
-    """The CUDA compiler."""
-    try:
-        return plugins.find_nvcc()
-    except MissingHere as reason:
-        require_external(str(reason))
 
 
 @pytest.fixture(scope="session")
@@ -71,18 +59,18 @@ def library(nvcc: plugins.Nvcc) -> Callable[[int], plugins.Library]:
 
 
 @pytest.fixture(scope="session")
-def emulated(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`emulated("Recurrence")`: a library of that plugin's kernels, emulated. CUDA's headers alone are needed, not its compiler."""
+def emulated(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`emulated("Recurrence")`: a library of the kernels of plugins, emulated. CUDA's headers alone are needed, not its compiler."""
     here = Path(__file__).parent
     flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
     flags += [f"-I{here}", "-include", str(here / "emulator.h")]
 
-    def build(folder: str) -> Path:
+    def build(*folders: str) -> Path:
         work = tmp_path_factory.mktemp("emulated")
-        objects = []
-        for unit in [here / "emulator.cpp", *sorted((plugins.sources() / folder).glob("*.cu"))]:
-            objects.append(work / f"{unit.stem}.o")
-            subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", objects[-1]], check=True)
+        units = [here / "emulator.cpp", *(unit for folder in folders for unit in sorted((plugins.sources() / folder).glob("*.cu")))]
+        objects = [work / f"{unit.parent.name}-{unit.stem}.o" for unit in units]
+        for unit, made in zip(units, objects, strict=True):
+            subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", made], check=True)
         subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *objects], check=True)
         return work / "emulated.so"
 

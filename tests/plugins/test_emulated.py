@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from onnxfuse import plugins
 from tests.plugins import kernels
-
-HERE = Path(__file__).parent
-
 
 pytestmark = pytest.mark.nvcc
 
@@ -22,26 +18,8 @@ DTYPES = tuple(kernels.DTYPES)
 
 
 @pytest.fixture(scope="module")
-def launchers(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> object:
-    """The launchers with their kernels emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = [
-        "-std=c++17",
-        "-O2",
-        "-fPIC",
-        "-fno-strict-aliasing",
-        "-isystem",
-        str(nvcc.path.parent.parent / "include"),
-        "-include",
-        str(HERE / "emulator.h"),
-    ]
-    objects = []
-    folders = ("BiasGelu", "SkipLayerNormalization", "SkipRMSNormalization")
-    for unit in [HERE / "emulator.cpp", *(plugins.sources() / folder / "kernel.cu" for folder in folders)]:
-        objects.append(work / f"{unit.parent.name}.o")
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", objects[-1]], check=True)
-    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *objects], check=True)
-    return kernels.Launchers(work / "emulated.so")
+def launchers(emulated: Callable[..., Path]) -> object:
+    return kernels.Launchers(emulated("BiasGelu", "SkipLayerNormalization", "SkipRMSNormalization"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

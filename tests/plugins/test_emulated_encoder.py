@@ -6,7 +6,7 @@ handed out full of NaN. tests/gpu/test_encoder.py checks the same on a GPU, and 
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,15 @@ import numpy as np
 import pytest
 
 from benchmarks.encoder_cases import GELU_TANH, RELU, problem_of
-from onnxfuse import plugins
 from tests.plugins import encoders, kernels
 
 pytestmark = pytest.mark.nvcc
-HERE = Path(__file__).parent
 Case = encoders.Case
 
 
 @pytest.fixture(scope="module")
-def launcher(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The launcher with its kernels emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
-    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
-    units = [HERE / "emulator.cpp", *sorted((plugins.sources() / "EncoderLayer").glob("*.cu"))]
-    for unit in units:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", work / f"{unit.stem}.o"], check=True)
-    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *(work / f"{unit.stem}.o" for unit in units)], check=True)
-    return encoders.Launcher(work / "emulated.so")
+def launcher(emulated: Callable[..., Path]) -> Any:
+    return encoders.Launcher(emulated("EncoderLayer"))
 
 
 @pytest.fixture(autouse=True)

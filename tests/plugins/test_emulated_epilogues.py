@@ -5,17 +5,14 @@ Clusters, tensor cores and Hopper's copies among them. tests/gpu/test_epilogues.
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxfuse import plugins
 from tests.plugins import epilogues, kernels
-
-HERE = Path(__file__).parent
 
 Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
 DTYPES = pytest.mark.parametrize("dtype", list(kernels.DTYPES))
@@ -24,18 +21,8 @@ pytestmark = pytest.mark.nvcc
 
 
 @pytest.fixture(scope="module")
-def launchers(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The launchers with their kernels emulated; CUDA's headers alone are needed, not its compiler."""
-    work = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fno-strict-aliasing", "-isystem", str(nvcc.path.parent.parent / "include")]
-    flags += [f"-I{HERE}", "-include", str(HERE / "emulator.h")]
-    folders = ("DepthwiseConvLayerNorm", "GroupNormSilu", "Linear")
-    units = [HERE / "emulator.cpp", *sorted(unit for folder in folders for unit in (plugins.sources() / folder).glob("*.cu"))]
-    objects = [work / f"{unit.parent.name}_{unit.stem}.o" for unit in units]
-    for unit, made in zip(units, objects, strict=True):
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", unit, "-o", made], check=True)
-    subprocess.run(["g++", "-shared", "-o", work / "emulated.so", *objects], check=True)
-    return epilogues.Launchers(work / "emulated.so")
+def launchers(emulated: Callable[..., Path]) -> Any:
+    return epilogues.Launchers(emulated("DepthwiseConvLayerNorm", "GroupNormSilu", "Linear"))
 
 
 @pytest.fixture(autouse=True)
