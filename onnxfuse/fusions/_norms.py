@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -34,6 +34,12 @@ def refuse_type(value: gs.Tensor) -> Refusal | None:
     return Refusal(f"'{value.name}' is of type", onnx.TensorProto.DataType.Name(kind).lower() if kind else "unknown")
 
 
+def refuse_epsilon(attrs: Mapping[str, Any]) -> Refusal | None:
+    """Kernels of norms take no epsilon below 0, which nobody means."""
+    epsilon = float(attrs.get("epsilon", 1e-5))
+    return None if 0 <= epsilon < math.inf else Refusal("epsilon is negative or no number", epsilon)
+
+
 def refuse_operands(match: Match, x: gs.Tensor) -> Refusal | None:
     """What holds for any site on `x`: a float that float32 holds, no cast that loses digits, no constant that makes the result grow."""
     refusal = refuse_type(x)
@@ -52,6 +58,11 @@ def refuse_operands(match: Match, x: gs.Tensor) -> Refusal | None:
     if result != given and (result or any(node.op == "Cast" for node in match.nodes)):
         return Refusal(f"'{match.output.name}' is of another type than '{x.name}'")
     return None
+
+
+def grows(own: int | str | None, wanted: int | str | None) -> bool:
+    """Whether an extent that is broadcast to `wanted` is, or may be, larger: another number, or an unknown one beside 1."""
+    return own != 1 and own != wanted and wanted is not None and (wanted == 1 or isinstance(own, int))
 
 
 def reduced_axes(node: gs.Node) -> list[int] | Refusal:

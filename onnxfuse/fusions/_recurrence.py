@@ -205,7 +205,7 @@ class Recurrence(Fusion):
         activations = [str(name).lower() for name in attrs.get("activations") or wanted]
         if activations != wanted:
             return Refusal("has other activations", ", ".join(map(str, attrs["activations"])))
-        if attrs.get("clip", 1.0) <= 0:
+        if not attrs.get("clip", 1.0) > 0:
             return Refusal("clip is not positive", attrs["clip"])
         x = node.inputs[0]
         refusal = _norms.refuse_type(x)

@@ -36,7 +36,7 @@ def refuse(match: Match, parameters: Sequence[str]) -> Refusal | None:
     if attrs.get("axis", -1) not in (-1, None if rank is None else rank - 1):
         return Refusal("normalises more than the last axis (axis)", attrs["axis"])
     given, skip = match["input"], match["skip"]
-    refusal = _norms.refuse_operands(match, given)
+    refusal = _norms.refuse_epsilon(attrs) or _norms.refuse_operands(match, given)
     if refusal:
         return refusal
     if _norms.element_type(skip) != _norms.element_type(given):

@@ -306,11 +306,11 @@ def _native(match: Match) -> _Site | Refusal:
         return Refusal("heads are of unknown number or size", f"{query.shape(q.value)} and {query.shape(k.value)}")
     if heads % own == 0:  # the operator repeats heads by itself
         k, v = replace(k, repeats=heads // own), replace(v, repeats=heads // own)
-    scale = float(attrs.get("scale") or size**-0.5) * q.scale * k.scale
+    scale = float(attrs.get("scale", size**-0.5)) * q.scale * k.scale
     mask = given[3]
     choice = mask is not None and query.dtype(mask) == np.dtype(bool)
     added = () if mask is None or choice else (mask,)
-    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, bool(attrs.get("is_causal", 0)))
+    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, attrs.get("is_causal", 0) == 1)
     return site if rank == 4 else replace(site, y_perm=ROWS_FIRST, result=(0, 0, heads * (v.number(3) or 0)))
 
 
@@ -384,8 +384,7 @@ def _refuse_masks(site: _Site) -> Refusal | None:
         if mask is None or len(mask) > 4:
             return Refusal(f"the mask '{value.name}' is not known to have four axes at most", mask)
         for own, wanted in zip(reversed(mask), reversed(known), strict=False):
-            grows = isinstance(own, int) and own != 1 and wanted is not None and own != wanted
-            if grows:
+            if _norms.grows(own, wanted):
                 return Refusal(f"the mask '{value.name}' has another shape than the scores", f"{mask} and {known}")
     return None
 

@@ -48,7 +48,7 @@ class DwconvLayerNorm(Fusion):
             return Refusal("normalises more than the channels (axis)", attrs["axis"])
         if attrs.get("stash_type", 1) != 1:
             return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
-        refusal = _norms.refuse_type(x) or _refuse_convolution(match)
+        refusal = _norms.refuse_type(x) or _norms.refuse_epsilon(attrs) or _refuse_convolution(match)
         if refusal:
             return refusal
         channels = _channels(match)

@@ -388,6 +388,9 @@ def _refuse_norms(match: Match) -> Refusal | None:
             return Refusal("a norm is not over the last axis, or not in float32", found.get("axis", -1))
     if attrs[0].get("epsilon", 1e-5) != attrs[1].get("epsilon", 1e-5):
         return Refusal("the norms have different epsilon", f"{attrs[0].get('epsilon', 1e-5)} and {attrs[1].get('epsilon', 1e-5)}")
+    refusal = _norms.refuse_epsilon(attrs[0])
+    if refusal:
+        return refusal
     for name in ("gamma1", "beta1", "gamma2", "beta2"):
         refusal = _norms.row_parameter(match[name], [width], name, match["x"])
         if refusal:
@@ -404,6 +407,9 @@ def _refuse_mask(match: Match) -> Refusal | None:
         return Refusal(f"mask '{mask.name}' is of another type than '{match['x'].name}'")
     if shape is None or len(shape) != 4 or shape[1] not in (1, heads) or (shape[3] == 1 and (query.shape(match["x"]) or [0, 0])[1] != 1):
         return Refusal(f"mask '{mask.name}' is not [batch or 1, heads or 1, rows or 1, keys]", shape)
+    for own, wanted in zip((shape[0], shape[2]), query.shape(match["x"]) or [], strict=False):
+        if _norms.grows(own, wanted):
+            return Refusal(f"mask '{mask.name}' has another shape than the scores of '{match['x'].name}'", shape)
     return None
 
 

@@ -37,10 +37,10 @@ class GroupNormSilu(Fusion):
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
-        refusal = _norms.refuse_type(x)
+        attrs = match.node("norm").attrs
+        refusal = _norms.refuse_type(x) or _norms.refuse_epsilon(attrs)
         if refusal:
             return refusal
-        attrs = match.node("norm").attrs
         if attrs.get("stash_type", 1) != 1:
             return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
         shape = query.shape(x)

@@ -161,7 +161,7 @@ def _refuse_angles(match: Match, turned: int) -> Refusal | None:
         if own is None or not 1 <= len(own) <= 4 or own[-1] != turned:
             return Refusal(f"{name} '{match[name].name}' does not hold a value for each of the {turned} turned elements", own)
         for extent, wanted in zip(reversed(own), reversed(dims), strict=False):
-            if isinstance(extent, int) and extent != 1 and wanted is not None and extent != wanted:
+            if _norms.grows(extent, wanted):
                 return Refusal(f"{name} '{match[name].name}' has another shape than '{match['x'].name}'", f"{own} and {dims}")
     return None
 

@@ -257,6 +257,14 @@ def test_native_operator(mask: str | None, causal: int) -> None:
     assert "Attention" not in helpers.ops(fused)
 
 
+@pytest.mark.parametrize("attrs", [{"is_causal": 2}, {"is_causal": -1}, {"scale": 0.5}])
+def test_native_operator_takes_its_attributes_at_their_word(attrs: dict[str, Any]) -> None:
+    """Causal where the number is 1."""
+    w = Written(opset=23)
+    w.net.op("Attention", *(w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))), out=w.out(), **attrs)
+    w.check(None)
+
+
 def test_native_operator_with_a_cache_stays() -> None:
     w = Written(23)
     names = [w.given("q", B, H, S, D), w.given("k", B, H, K, D), w.given("v", B, H, K, D)]
@@ -437,6 +445,14 @@ class TestRefused:
         q, k, v = (w.heads(w.given(name, 1, S, H * D)) for name in ("q", "k", "v"))
         scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
         scores = w.net.op("Add", scores, w.given("mask", B, 1, 1, S))
+        w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+        w.refused("has another shape than the scores")
+
+    def test_a_mask_of_unknown_length_beside_one_row(self) -> None:
+        w = Written()
+        q, k, v = (w.heads(w.given(name, B, rows, H * D)) for name, rows in (("q", 1), ("k", S), ("v", S)))
+        scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = w.net.op("Add", scores, w.given("mask", 4, S, symbols=["rows", S]))
         w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
         w.refused("has another shape than the scores")
 

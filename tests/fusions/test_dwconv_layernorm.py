@@ -112,6 +112,7 @@ def test_padding_by_name(auto_pad: str) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pads": [3, 3, 3, 2]}, "the output is not as large as the input (pads) ([3, 3, 3, 2])"),
     ({"pads": [0, 0, 0, 0]}, "the output is not as large as the input (pads)"),
+    ({"epsilon": -1e-6}, "epsilon is negative or no number"),
     ({"strides": [2, 2]}, "strides are not 1 ([2, 2])"),
     ({"dilations": [2, 2], "pads": [6] * 4}, "dilations are not 1 ([2, 2])"),
     ({"weight": np.ones((C, 8, 7, 7)), "group": 2}, "is not depthwise (group) (2)"),

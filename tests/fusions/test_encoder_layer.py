@@ -244,6 +244,7 @@ def test_half() -> None:
     ("spelling", "reason"),
     [
         ({"epsilon": (1e-12, 1e-5)}, "different epsilon"),
+        ({"epsilon": (-1e-6, -1e-6)}, "epsilon is negative"),
         ({"size": 16}, "heads are not of"),
         ({"opset": 12, "shapes": "constant"}, "needs operator set 13"),
         ({"tap": "middle"}, "is also read by"),
@@ -265,6 +266,16 @@ def test_long_sequences_are_left() -> None:
     _, sites, misses = helpers.fuse(Encoder().model(length=600), ONLY)
     assert "encoder_layer" not in helpers.names(sites)
     assert any("sequence is longer than 512" in miss.reason for miss in misses)
+
+
+def test_a_mask_that_makes_more_of_the_batch_is_none() -> None:
+    for said in (4, "other"):
+        model = Encoder(masked="keys").model(batch=1)
+        model.graph.input[1].type.tensor_type.shape.dim[0].CopyFrom(value("", [said]).type.tensor_type.shape.dim[0])
+        model.graph.output[0].type.tensor_type.shape.dim[0].CopyFrom(value("", [said]).type.tensor_type.shape.dim[0])
+        _, sites, misses = helpers.fuse(model, ONLY)
+        assert "encoder_layer" not in helpers.names(sites)
+        assert any("mask 'mask' has another shape than the scores" in miss.reason for miss in misses)
 
 
 def test_a_mask_over_queries_alone_is_no_mask_of_keys() -> None:

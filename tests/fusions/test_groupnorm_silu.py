@@ -111,6 +111,15 @@ def test_what_is_not_one_value_for_each_channel_of_each_image(shape: Any) -> Non
     assert any("is not proved to be one value for each channel of each image" in miss.reason for miss in misses), misses
 
 
+def test_a_negative_epsilon_is_left() -> None:
+    original = model(21, native=True)
+    norm = next(node for node in original.graph.node if node.op_type == "GroupNormalization")
+    next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = -1e-6
+    _, sites, misses = check(original, {"x": X})
+    assert "groupnorm_silu" not in names(sites)
+    assert any("epsilon is negative or no number" in miss.reason for miss in misses), misses
+
+
 def test_a_norm_that_others_read_is_kept() -> None:
     original = model(21, native=True)
     norm = next(node for node in original.graph.node if node.op_type == "GroupNormalization")

@@ -92,6 +92,7 @@ def test_half_precision() -> None:
     [
         ({"hidden": 12}, "hidden_size is no multiple of 8 from 16 to 1024 (12)"),
         ({"hidden": 8}, "hidden_size is no multiple of 8 from 16 to 1024 (8)"),
+        ({"attrs": {"clip": float("nan")}}, "clip is not positive (nan)"),
         ({"attrs": {"input_forget": 1}}, "couples input and forget gates (input_forget) (1)"),
         ({"attrs": {"activations": ["Sigmoid", "Tanh", "Relu"]}}, "has other activations (Sigmoid, Tanh, Relu)"),
     ],

@@ -178,6 +178,18 @@ class TestRefused:
         feeds["x"] = random(1, H, S, R)
         refused(net, feeds, halves(net, "x", "cos", "sin"), "has another shape than 'x'")
 
+    def test_angles_of_unknown_length_beside_one_row(self) -> None:
+        """A table of all positions makes as many rows of the one."""
+        net = Net()
+        feeds = feeds_of(angles=(S, R))
+        feeds["x"] = random(B, H, 1, R)
+        loaded = model(net, feeds, halves(net, "x", "cos", "sin"))
+        for given in loaded.graph.input[1:]:
+            given.type.tensor_type.shape.dim[0].dim_param = "positions"
+        _, sites, misses = helpers.fuse(loaded, ONLY)
+        assert sites == []
+        assert any("has another shape than 'x'" in miss.reason for miss in misses)
+
     def test_what_is_left_over_is_not_what_follows(self) -> None:
         net = Net()
         turned = halves(net, piece(net, "x", 0, R), "cos", "sin")

@@ -123,6 +123,7 @@ REFUSED = [
         {"attrs": {"stash_type": 10}, "elem": TensorProto.FLOAT16, "dtype": np.float16},
         "statistics are not kept in float32 (stash_type) (10)",
     ),
+    ({"attrs": {"epsilon": -1e-6}}, "epsilon is negative or no number"),
     ({"elem": TensorProto.DOUBLE, "dtype": np.float64}, "'x' is of type (double)"),
 ]
 
