@@ -369,10 +369,11 @@ def _refuse_windows(match: Match, site: _Site) -> Refusal | None:
     if len(dims) != 5 or dims[0] != 1 or dims[2] not in (1, scores[1]) or dims[3:] != scores[2:]:
         return Refusal(f"the mask of the windows '{site.windows.name}' does not fit the scores", dims)
     windows = dims[1]
-    if not isinstance(batch, int) or not isinstance(windows, int) or batch % windows:
+    if batch is None or not isinstance(windows, int) or windows < 1 or (isinstance(batch, int) and batch % windows):
         return Refusal("the number of windows is unknown or no part of the batch", f"{windows} and {batch}")
-    apart, whole = query.shape(match["windowed"]), query.shape(match["windows"])
-    if apart != [batch // windows, windows, *scores[1:]] or whole != scores:
+    apart, whole = query.shape(match["windowed"]) or [], query.shape(match["windows"]) or []
+    # With all other axes as they were, the first can only be the batch without its windows, and the batch again.
+    if len(whole) != 4 or None in scores or apart[1:] != [windows, *scores[1:]] or whole[1:] != scores[1:]:
         return Refusal("the scores are split into windows otherwise than along the batch", f"{apart} and {whole}")
     return None
 

@@ -160,6 +160,23 @@ def test_swin(windows: int, many: int) -> None:
     w.check("packedaddedwindows")
 
 
+def test_swin_of_any_batch() -> None:
+    w, windows = Written(), 2
+    net, x = w.net, w.given("x", 4, S, 3 * H * D, symbols=["batch", S, 3 * H * D])
+    five = net.op("Transpose", net.op("Reshape", x, w.ints(-1, S, 3, H, D)), perm=[2, 0, 3, 1, 4])
+    q, k, v = (net.op("Gather", five, net.const(i, np.int64), axis=0) for i in range(3))
+    scores = net.op("MatMul", net.op("Mul", q, w.const(D**-0.5)), net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    biased = net.op("Add", scores, w.const(random(1, H, S, S)))
+    images = net.op("Div", net.op("Slice", net.op("Shape", x), w.ints(0), w.ints(1)), w.ints(windows))
+    apart = net.op("Reshape", biased, net.op("Concat", images, w.ints(windows, H, S, S), axis=0))
+    mask = np.where(random(1, windows, 1, S, S) > 0.5, -100.0, 0.0)
+    together = net.op("Reshape", net.op("Add", apart, w.const(mask)), w.ints(-1, H, S, S))
+    w.joined(net.op("MatMul", net.op("Softmax", together, axis=-1), v))
+    fused = w.check("packedaddedwindows")
+    feeds = {"x": random(8, S, 3 * H * D, seed=5)}
+    helpers.same(helpers.run(fused, feeds), helpers.run(w.model(), feeds))
+
+
 def test_t5() -> None:
     """No scale; a bias of positions and a mask, added up before."""
     w = Written()
