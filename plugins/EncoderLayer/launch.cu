@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../common/cluster.cuh"
 #include "../common/launch.cuh"
 #include "kernels.h"
 
@@ -79,16 +80,6 @@ cudaError_t check(Problem const& p)
     if (!sound)
         return cudaErrorInvalidValue;
     return head == 32 || head == 64 || head == 128 ? cudaSuccess : cudaErrorNotSupported;
-}
-
-cudaLaunchAttribute cluster_attribute(int size)
-{
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(size);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    return attribute;
 }
 
 // The plan with clusters of this size. cudaErrorNotSupported where so few do not do.

@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_bulk(GroupNormArgs
         cluster_arrive();
     if (thread == 0)
     {
-        phase_init(barrier, 1);
-        phases_ready();
-        phase_expect(barrier, count * 16);
+        barrier_init(barrier, 1);
+        barriers_ready();
+        barrier_expect(barrier, count * 16);
         wait_for_kernel_before();
         if (count > 0)
             copy_bytes(shared, reinterpret_cast<uint4 const*>(args.input) + base, count * 16, barrier);
     }
     __syncthreads();
     wait_for_kernel_before();
-    phase_wait(barrier, 0);
+    barrier_wait(barrier, 0);
 
     float sum[1] = {};
 #pragma unroll 4

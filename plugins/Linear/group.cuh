@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
 #pragma unroll 1
         for (int s = 0; s < stages; ++s)
         {
-            phase_init(full + s, 1);
-            phase_init(empty + s, 1);
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 1);
         }
-        phases_ready();
+        barriers_ready();
         // The weights do not wait for the kernel before.
 #pragma unroll 1
         for (int s = 0; s < min(stages, steps); ++s)
         {
-            phase_expect(full + s, kGroupStageBytes);
+            barrier_expect(full + s, kGroupStageBytes);
             copy_tile(shared + s * kGroupStageBytes + kGroupRows * 128, &all.weight, (first + s) * 64, column0, full + s);
         }
     }
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
 #pragma unroll 1
         for (int step = stages; step < steps; ++step)
         {
-            phase_wait(empty + stage, parity);
-            phase_expect(full + stage, kGroupStageBytes);
+            barrier_wait(empty + stage, parity);
+            barrier_expect(full + stage, kGroupStageBytes);
             unsigned char* const to = shared + stage * kGroupStageBytes;
             copy_tile(to, &all.input, row0, (first + step) * 64, full + stage);
             copy_tile(to + kGroupRows * 128, &all.weight, (first + step) * 64, column0, full + stage);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
         {
-            phase_wait(full + stage, parity);
+            barrier_wait(full + stage, parity);
             unsigned char const* const input = shared + stage * kGroupStageBytes;
             products_fence();
 #pragma unroll
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
                 products_wait<0>();
                 group_sync();
                 if (thread == 0)
-                    phase_arrive(empty + stage);
+                    barrier_arrive(empty + stage);
             }
             if (++stage == stages)
             {

@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
     {
         for (int s = 0; s < S::kStages; ++s)
         {
-            phase_init(full + s, 1);
-            phase_init(empty + s, 2);
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 2);
         }
-        phases_ready();
+        barriers_ready();
     }
     __syncthreads();
     wait_for_kernel_before();
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
             int2 const at = tile_at(tile, tiles_down, tiles_across);
             for (int step = 0; step < steps; ++step)
             {
-                phase_wait(empty + stage, parity ^ 1); // the first time round it is empty
-                phase_expect(full + stage, S::kStageBytes);
+                barrier_wait(empty + stage, parity ^ 1); // the first time round it is empty
+                barrier_expect(full + stage, S::kStageBytes);
                 unsigned char* const to = shared + stage * S::kStageBytes;
                 copy_tile(to, &args.input, at.x * kHopperRows, step * kHopperDepth, full + stage);
 #pragma unroll
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
         int before = -1;
         for (int step = 0; step < steps; ++step)
         {
-            phase_wait(full + stage, parity);
+            barrier_wait(full + stage, parity);
             unsigned char const* const input = shared + stage * S::kStageBytes + mine * 64 * 128;
             unsigned char const* const weight = shared + stage * S::kStageBytes + S::kInputBytes;
             products_fence();
@@ -191,13 +191,13 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
             products_commit();
             products_wait<1>(); // the step before is done: its stage is free
             if (before >= 0 && thread == 0)
-                phase_arrive(empty + before);
+                barrier_arrive(empty + before);
             before = stage;
             next();
         }
         products_wait<0>();
         if (thread == 0)
-            phase_arrive(empty + before);
+            barrier_arrive(empty + before);
         int const warp = thread / 32;
         float* const piece = reinterpret_cast<float*>(empty + S::kStages) + (mine * 4 + warp) * 16 * kPiecePitch;
         hopper_output(args.rest, sums, piece, at.x * kHopperRows + mine * 64 + warp * 16, at.y * kColumns);

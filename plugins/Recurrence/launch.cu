@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/cluster.cuh"
 #include "../common/launch.cuh"
 #include "kernels.h"
 
@@ -103,16 +104,6 @@ cudaError_t find(Problem const& p, PersistentShape const& shape, PersistentKerne
 int roles(int layers)
 {
     return 2 * layers - 1;
-}
-
-cudaLaunchAttribute cluster_attribute(int size)
-{
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(size);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    return attribute;
 }
 
 int persistent_threads(Problem const& p, PersistentShape const& shape)

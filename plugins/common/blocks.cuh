@@ -89,23 +89,46 @@ __device__ __forceinline__ Remote remote(void const* p, int rank)
 {
     return {remote_word(p, rank)};
 }
-// A barrier whose phase ends when one thread has arrived and all the bytes that it expects have come.
-__device__ __forceinline__ void barrier_init(uint64_t* barrier)
+// A barrier whose phase ends when `arrivals` have arrived and all the bytes that they expect have come.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals = 1)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_word(barrier)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_word(barrier)), "r"(arrivals) : "memory");
 #endif
 }
+// After the inits, before another block uses them.
 __device__ __forceinline__ void barrier_init_done()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
+// After the inits, before copies use them.
+__device__ __forceinline__ void barriers_ready()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\n fence.proxy.async;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_word(barrier)) : "memory");
+#endif
+}
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_word(barrier)), "r"(bytes) : "memory");
+#endif
+}
+// Until the phase of that parity has ended.
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again;\n}" ::"r"(shared_word(barrier)),
+                 "r"(parity)
+                 : "memory");
 #endif
 }
 template <typename Derived>

@@ -35,6 +35,17 @@ inline bool has_tensor_cores()
     return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8;
 }
 
+// A grid's blocks in clusters of `size` along x.
+inline cudaLaunchAttribute cluster_attribute(int size)
+{
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(size);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    return attribute;
+}
+
 // `kernel`(args) in `blocks` blocks, `cluster` of them, next to each other along x, in a cluster. early: it may start before the stream's kernel before it
 // has ended, and waits for it itself (from compute capability 9.0 on; elsewhere it starts as usual). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.
@@ -61,11 +72,7 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, dim3 blocks, 
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
-    cudaLaunchAttribute attribute[2];
-    attribute[0].id = cudaLaunchAttributeClusterDimension;
-    attribute[0].val.clusterDim.x = static_cast<unsigned>(cluster);
-    attribute[0].val.clusterDim.y = 1;
-    attribute[0].val.clusterDim.z = 1;
+    cudaLaunchAttribute attribute[2] = {cluster_attribute(cluster), {}};
     unsigned count = cluster > 1 ? 1 : 0;
     int device = 0, major = 0;
     if (early && cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9)

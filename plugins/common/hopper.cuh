@@ -1,8 +1,8 @@
-// Hopper's copies of tiles by a map (TMA), barriers in shared memory and products of four warps (wgmma): compute capability 9.0 with its own
+// Hopper's copies of tiles by a map (TMA) and products of four warps (wgmma): compute capability 9.0 with its own
 // features (sm_90a) alone. On other targets the functions are empty and the launchers do not go there.
 #pragma once
 
-#include "tensor.cuh"
+#include "blocks.cuh"
 
 #ifdef ONNXFUSE_EMULATED
 #include "emulated_hopper.h"
@@ -57,58 +57,12 @@ __device__ __forceinline__ void map_ahead(CUtensorMap const* map)
 #endif
 }
 
-// Copies a multiple of 16 bytes, from and to multiples of 16, and counts them at the barrier.
-__device__ __forceinline__ void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_word(to)), "l"(from), "r"(bytes),
-                 "r"(shared_word(barrier))
-                 : "memory");
-#endif
-}
-
 // Copies the tile whose first element is [row, column] and counts its bytes at the barrier.
 __device__ __forceinline__ void copy_tile(void* to, TileMap const* map, int row, int column, uint64_t* barrier)
 {
 #ifdef ONNXFUSE_HOPPER
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_word(to)),
                  "l"(map), "r"(shared_word(barrier)), "r"(column), "r"(row)
-                 : "memory");
-#endif
-}
-
-// A phase ends when `arrivals` have arrived and the bytes that they expect have come.
-__device__ __forceinline__ void phase_init(uint64_t* barrier, int arrivals)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_word(barrier)), "r"(arrivals) : "memory");
-#endif
-}
-// After the inits, before any use.
-__device__ __forceinline__ void phases_ready()
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("fence.mbarrier_init.release.cluster;\n fence.proxy.async;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void phase_arrive(uint64_t* barrier)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_word(barrier)) : "memory");
-#endif
-}
-__device__ __forceinline__ void phase_expect(uint64_t* barrier, int bytes)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_word(barrier)), "r"(bytes) : "memory");
-#endif
-}
-// Until the phase of that parity has ended.
-__device__ __forceinline__ void phase_wait(uint64_t* barrier, int parity)
-{
-#ifdef ONNXFUSE_HOPPER
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again;\n}" ::"r"(shared_word(barrier)),
-                 "r"(parity)
                  : "memory");
 #endif
 }

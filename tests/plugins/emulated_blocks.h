@@ -47,16 +47,22 @@ inline Remote remote(void* p, int rank)
 struct Barrier
 {
     int32_t bytes;
-    int16_t arrivals;
+    int8_t arrivals;
+    int8_t left;
     int16_t phase;
 
     void settle()
     {
-        if (arrivals == 0 && bytes == 0)
+        if (left == 0 && bytes == 0)
         {
-            arrivals = 1;
+            left = arrivals;
             ++phase;
         }
+    }
+    void arrive()
+    {
+        --left;
+        settle();
     }
     void take(int count)
     {
@@ -64,17 +70,21 @@ struct Barrier
         settle();
     }
 };
-inline void barrier_init(uint64_t* barrier)
+inline void barrier_init(uint64_t* barrier, int arrivals = 1)
 {
-    *reinterpret_cast<Barrier*>(barrier) = {0, 1, 0};
+    *reinterpret_cast<Barrier*>(barrier) = {0, static_cast<int8_t>(arrivals), static_cast<int8_t>(arrivals), 0};
 }
 inline void barrier_init_done() {}
+inline void barriers_ready() {}
+inline void barrier_arrive(uint64_t* barrier)
+{
+    reinterpret_cast<Barrier*>(barrier)->arrive();
+}
 inline void barrier_expect(uint64_t* barrier, int bytes)
 {
     auto& b = *reinterpret_cast<Barrier*>(barrier);
     b.bytes += bytes;
-    --b.arrivals;
-    b.settle();
+    b.arrive();
 }
 inline void barrier_wait(uint64_t* barrier, int parity, Patience& patience, int site)
 {
@@ -82,6 +92,11 @@ inline void barrier_wait(uint64_t* barrier, int parity, Patience& patience, int 
     while ((b.phase & 1) == parity)
         patience.spend(site);
     patience.rest();
+}
+inline void barrier_wait(uint64_t* barrier, int parity)
+{
+    Patience patience(nullptr);
+    barrier_wait(barrier, parity, patience, 0);
 }
 inline void barrier_wait_cluster(uint64_t* barrier, int parity, Patience& patience, int site)
 {

@@ -1,4 +1,4 @@
-// What plugins/common/hopper.cuh has, on the host. Included in its place.
+// What plugins/common/hopper.cuh has, on the host. Included in its place, after common/blocks.cuh.
 #pragma once
 
 namespace onnxfuse
@@ -17,51 +17,6 @@ inline cudaError_t make_tile_map(TileMap& map, void const* matrix, bool, int64_t
 
 inline void map_ahead(TileMap const*) {}
 
-struct Phase
-{
-    int32_t bytes;
-    int8_t arrivals;
-    int8_t left;
-    int16_t phase;
-
-    void settle()
-    {
-        if (left == 0 && bytes == 0)
-        {
-            left = arrivals;
-            ++phase;
-        }
-    }
-};
-inline void phase_init(uint64_t* barrier, int arrivals)
-{
-    *reinterpret_cast<Phase*>(barrier) = {0, static_cast<int8_t>(arrivals), static_cast<int8_t>(arrivals), 0};
-}
-inline void phases_ready() {}
-inline void phase_arrive(uint64_t* barrier)
-{
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    --b.left;
-    b.settle();
-}
-inline void phase_expect(uint64_t* barrier, int bytes)
-{
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    b.bytes += bytes;
-    --b.left;
-    b.settle();
-}
-inline void phase_wait(uint64_t* barrier, int parity)
-{
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    for (int i = 0; (b.phase & 1) == parity; ++i)
-    {
-        if (i > 1000000)
-            std::abort(); // a wait in vain
-        emulator::yield();
-    }
-}
-
 inline uintptr_t exchanged(uintptr_t address)
 {
     return address ^ (address >> 7 & 7) << 4;
@@ -79,20 +34,9 @@ inline void copy_tile(void* to, TileMap const* map, int row, int column, uint64_
             *reinterpret_cast<uint16_t*>(exchanged(base + r * 128 + c * 2)) = there ? map->matrix[(row + r) * map->columns + column + c] : 0;
         }
     }
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    b.bytes -= map->tile_rows * 128;
-    b.settle();
+    reinterpret_cast<Barrier*>(barrier)->take(map->tile_rows * 128);
 }
 
-inline void copy_bytes(void* to, void const* from, int bytes, uint64_t* barrier)
-{
-    if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
-        std::abort();
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-    auto& b = *reinterpret_cast<Phase*>(barrier);
-    b.bytes -= bytes;
-    b.settle();
-}
 struct Operand
 {
     uintptr_t at;
