@@ -205,7 +205,7 @@ def measure(
     with Runtime() as child:
         if feeds is None:
             progress("making up inputs")
-            feeds = generated(child, model, count=2, dims=dims).feeds
+            feeds = generated(child, model, count=2, dims=dims).whole().feeds
         _refuse_types(feeds[0])
         progress("measuring ranges")
         ranges = child.ranges(model, feeds) if precision == "fp16" else None

@@ -358,7 +358,7 @@ def _reference(
 ) -> Reference:
     """Inputs, given or generated, and the model's outputs for them."""
     if feeds is None:
-        return generated(child, model, count=2, dims=dims, progress=progress)
+        return generated(child, model, count=2, dims=dims, progress=progress).whole()
     return Reference(feeds, *run_feeds(child, model, feeds, progress))
 
 

@@ -260,7 +260,7 @@ def _given(wanted: Wanted, fused: Path, runtime: Runtime, count: int, say: Progr
     if wanted.feeds is not None:
         given = check.Reference(wanted.feeds, *check.run_feeds(runtime, wanted.model, wanted.feeds, say))
     else:
-        given = check.generated(runtime, wanted.model, wanted.seed, count, wanted.dims, say)
+        given = check.generated(runtime, wanted.model, wanted.seed, count, wanted.dims, say).whole()
     rounded = check.precision(fused) == "bfloat16" and check.precision(wanted.model) != "bfloat16"
     if given.evaluator == reference.ONNXRUNTIME and not rounded:
         try:

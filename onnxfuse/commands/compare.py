@@ -252,7 +252,7 @@ def _given(wanted: Wanted, reference: Path, engines: Mapping[Path, Any], runtime
         return check.streamed(runtime, reference, inputs.from_data(wanted.data, reference), progress), f"from {wanted.data}"
     # An engine need not take other sizes than those that it was optimized for.
     sizes = {**_engine_sizes(reference, engines), **wanted.dims}
-    given = check.streamed_generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
+    given = check.generated(runtime, reference, wanted.seed, 1 if engines else wanted.feeds, sizes, progress)
     return given, f"generated with seed {wanted.seed}"
 
 

@@ -248,6 +248,11 @@ class Stream:
                 return
             yield feed, outputs
 
+    def whole(self) -> Reference:
+        """All of them at once."""
+        pairs = list(self)
+        return Reference([feed for feed, _ in pairs], [outputs for _, outputs in pairs], self.evaluator, self.notes)
+
 
 LEFT_OUT = "inputs of further sizes were left out: the reference does not take them"
 
@@ -260,19 +265,6 @@ def streamed(
     return Stream(child, model, feeds, outputs[0], evaluator, may_refuse=False)
 
 
-def streamed_generated(
-    child: reference.Runtime,
-    model: Path,
-    seed: int = 0,
-    count: int = 1,
-    dims: Mapping[str, int] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Stream:
-    """As `generated`, with the outputs of one feed at a time."""
-    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
-    return Stream(child, model, feeds, outputs[0], evaluator, may_refuse=True)
-
-
 def generated(
     child: reference.Runtime,
     model: Path,
@@ -280,15 +272,14 @@ def generated(
     count: int = 1,
     dims: Mapping[str, int] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Reference:
-    """Made-up feeds that the model takes, and its outputs for them.
+) -> Stream:
+    """Made-up feeds that the model takes, and its outputs for them as they are asked for.
 
     Sizes that are declared free are at times not: some are guessed anew where the model refuses them. Feeds after the first have other
     sizes; those that the model does not take are left out, and a note says so. OnnxfuseError: it takes no guess; the sizes are named.
     """
-    stream = streamed_generated(child, model, seed, count, dims, progress)
-    pairs = list(stream)
-    return Reference([feed for feed, _ in pairs], [outputs for _, outputs in pairs], stream.evaluator, stream.notes)
+    feeds, outputs, evaluator = _first_feed(child, model, seed, count, dims or {}, progress)
+    return Stream(child, model, feeds, outputs[0], evaluator, may_refuse=True)
 
 
 def _first_feed(
@@ -314,7 +305,7 @@ def _first_feed(
 def usable_feeds(model: Path, seed: int = 0, count: int = 1, dims: Mapping[str, int] | None = None) -> Sequence[reference.Feeds]:
     """Made-up feeds that the model takes: those of `generated`."""
     with reference.Runtime() as child:
-        return generated(child, model, seed, count, dims).feeds
+        return generated(child, model, seed, count, dims).whole().feeds
 
 
 def run_feeds(

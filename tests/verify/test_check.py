@@ -109,10 +109,10 @@ def test_guessed_sizes_are_named_when_the_model_refuses_them(save: Save) -> None
     with Runtime() as runtime:
         with pytest.raises(OnnxfuseError, match=r"free sizes were guessed: give them with --dims 'rows=N'"):
             check.generated(runtime, fixed)
-        assert len(check.generated(runtime, fixed, count=2, dims={"rows": 7}).feeds) == 2
+        assert len(check.generated(runtime, fixed, count=2, dims={"rows": 7}).whole().feeds) == 2
     one = save([node], [("x", FLOAT, ["rows", 3])], [("y", FLOAT, None)], {"s": np.array([1, 3])})
     with Runtime() as runtime:
-        found = check.generated(runtime, one, count=3)
+        found = check.generated(runtime, one, count=3).whole()
     assert len(found.feeds) == len(found.outputs) == 1
     assert found.notes == ("inputs of further sizes were left out: the reference does not take them",)
 
