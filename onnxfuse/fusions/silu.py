@@ -1,4 +1,4 @@
-"""silu: x * sigmoid(x), spelled as two nodes, becomes one.
+"""silu: x * sigmoid(x), spelled as two nodes or as Swish, becomes one.
 
     y = x * sigmoid(x)
 
@@ -23,9 +23,11 @@ class Silu(Fusion):
     name = "silu"
     kind = "canonical"
     # Swish with a slope that happens to be 1.
-    patterns = (op("Mul", _X, op("Sigmoid", either(_X, op("Mul", _X, const("slope", 1.0))))),)
+    patterns = (op("Mul", _X, op("Sigmoid", either(_X, op("Mul", _X, const("slope", 1.0))))), op("Swish", _X))
 
     def check(self, match: Match, model: Model) -> Refusal | None:
+        if match.root.attrs.get("alpha", 1.0) != 1.0:
+            return Refusal("the slope is not 1 (alpha)", match.root.attrs["alpha"])
         return _norms.refuse_operands(match, match["x"])
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:

@@ -48,6 +48,15 @@ def test_bfloat16() -> None:
     proved(original, fused)
 
 
+@pytest.mark.parametrize("slope", [None, 1.0, 2.0])
+def test_the_operator(slope: float | None) -> None:
+    net = Net(24)
+    net.op("Swish", "x", out="y", **({} if slope is None else {"alpha": slope}))
+    fused, _, misses = check(net.model([value("x", [2, 3, 8])], ["y"]), {"x": X})
+    assert ops(fused) == (["Swish"] if slope == 2.0 else [NODE])
+    assert [miss.reason for miss in misses if miss.fusion == "silu"] == (["the slope is not 1 (alpha) (2.0)"] if slope == 2.0 else [])
+
+
 def test_any_rank() -> None:
     for shape in ([], [5], [2, "b", 2, "d", 2]):
         net = Net(13)
