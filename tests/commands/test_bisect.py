@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from onnxfuse import pipeline
+from tests.fusions import convnext
 from tests.verify import plants
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -54,6 +55,24 @@ def test_a_fault_is_named_and_reproduced_by_the_line_that_is_printed(broken: tup
         planned = pipeline.optimize(source, tmp_path / "planned.onnx", policy=policy, plan=tmp_path / "found" / "plan.json", check=False)
         left = [d.site.output for d in planned.decisions if not d.fused and d.site.fusion not in plants.APART]
         assert left == ["l0_attention_norm_out"]
+
+
+def test_nodes_that_cannot_be_told_apart_are_not_accused_alone(tmp_path: Path, run_cli: Cli) -> None:
+    """They pass each other tensors in another layout, so only all of them can be switched off: the fault is in the second norm."""
+    source, fused = tmp_path / "model.onnx", tmp_path / "fused.onnx"
+    onnx.save(convnext.model(blocks=2), source)
+    pipeline.optimize(source, fused, policy="all", precision="fp16", check=False)
+    proto = onnx.load(fused)
+    norms = [node.name for node in proto.graph.node if node.op_type.startswith("DepthwiseConvLayerNorm")]
+    plants.wrong_epsilon(proto, norms[1], 10.0)
+    onnx.save(proto, fused)
+    done = run_cli("bisect", source.name, "--other", fused.name)
+    assert done.returncode == 1, done.stderr
+    assert "fused nodes that hold together with it" in done.stderr
+    (command,) = [line.strip() for line in done.stdout.splitlines() if line.endswith(" --layers")]
+    again = run_cli(*shlex.split(command)[1:])
+    assert again.returncode == 1, again.stderr
+    assert f"'{norms[1]}'" in again.stdout
 
 
 def test_what_agrees_says_so_and_leaves_nothing_behind(model: Path, tmp_path: Path, run_cli: Cli) -> None:

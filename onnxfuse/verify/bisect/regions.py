@@ -43,7 +43,8 @@ class Region:
 
     name: of its fused node, else of its first node, else of the constant that it is. fusion: what made it, where its nodes say so; keys:
     the entries (fusion, output) of a plan that its nodes name. ops: operators that the rewritten file has there; nodes: the names of
-    those nodes. replaced: the original's nodes that they say they stand for. inputs, outputs: tensors that both files have.
+    those nodes. replaced: the original's nodes that they say they stand for. inputs, outputs: tensors that both files have. fused: names of
+    its fused nodes; several are one region where they pass each other tensors that the original does not have, as in another layout.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Region:
     replaced: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    fused: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -61,7 +63,9 @@ class Region:
         return self.fusion or ("folded constant" if not self.nodes else "+".join(dict.fromkeys(self.ops)))
 
     def __str__(self) -> str:
-        return f"{self.group} at '{self.outputs[0]}'" + (f" (node '{self.name}')" if self.nodes else "")
+        others = len(self.fused) - 1
+        more = f" or one of {others} fused nodes that hold together with it" if others > 0 else ""
+        return f"{self.group} at '{self.outputs[0]}'" + (f" (node '{self.name}'){more}" if self.nodes else "")
 
 
 @dataclass(frozen=True)
@@ -383,6 +387,7 @@ def _region(nodes: Sequence[NodeProto], common: Collection[str], new: _Side) -> 
         replaced=tuple(dict.fromkeys(name for found in origins for name in found.nodes)),
         inputs=tuple(name for name in read_here if name in common and name not in mine),
         outputs=outputs,
+        fused=tuple(node.name for node in nodes if node.domain == DOMAIN),
     )
 
 

@@ -68,7 +68,7 @@ def site_lines(report: Mapping[str, Any]) -> Iterator[str]:
         sites = f"all of its {count} sites" if count > 1 else "its site" if count else "no site at all"
         yield f"{name}: agrees with {sites} on{often} ({times(report['figure'])}), in {where}"
         return
-    yield f"{name}: {count} sites, {report['tries']} tries in {where}"
+    yield f"{name}: {count} {'site' if count == 1 else 'sites'}, {report['tries']} tries in {where}"
     yield f"{times(report['figure'])} with all sites on, {times(report['baseline'])} with all off"
     yield f"the sites change the outputs by {times(report['apart'])}"
     if 0 < report["flips"] < report["runs"]:
@@ -111,6 +111,9 @@ def _remedies(report: Mapping[str, Any]) -> Iterator[str]:
         count = f"{whole} node{'' if whole == 1 else 's'}"
         yield f"reproduced by {count}, {fused} in the fused form{behind} ({times(made['figure'])}):"
         yield f"  {reproduction_command(report)}"
+        if report["backend"] != "tensorrt" and any(len(site["fused"]) > 1 for cause in report["causes"] for site in cause["sites"]):
+            yield "which of the fused nodes that hold together it is:"
+            yield f"  {reproduction_command(report)} --layers"
     elif report["verdict"] == "found":
         yield "not reproduced: not even the whole model disagreed again"
     if report.get("plan"):
