@@ -479,6 +479,8 @@ def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
         if folder.exists():
             raise BadInput(f"--report {folder}: it is a file, and a folder is to be made; give --report a folder")
+        if folder.suffix.lower() in (".html", ".json"):  # what `optimize --report` takes
+            raise BadInput(f"--report {folder}: a folder is to be made, for report.html and report.json; give {folder.with_suffix('')}")
         files.check(folder, "--report")
     elif not os.access(folder, os.W_OK | os.X_OK):
         raise BadInput(f"--report {folder}: the folder cannot be written to; give --report another")

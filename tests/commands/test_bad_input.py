@@ -303,6 +303,7 @@ def test_a_report_of_compare_needs_the_folder_that_it_goes_into(refuses, run_cli
     refuses("compare", "model.onnx", "model.onnx", "--report", "no/deep/er", status=2, words=("--report no/deep/er", "there is no folder"))
     (tmp_path / "file").touch()
     refuses("compare", "model.onnx", "model.onnx", "--report", "file", status=2, words=("--report file", "it is a file"))
+    refuses("compare", "model.onnx", "model.onnx", "--report", "r.html", status=2, words=("--report r.html", "a folder", "give r"))
     refuses("compare", "model.onnx", "model.onnx", "--report", "new", "--dims", "nobody=2", status=2)  # nothing is made for nothing
     assert run_cli("compare", "model.onnx", "model.onnx", "--report", "new").returncode == 0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["report.html", "report.json"]
