@@ -67,8 +67,12 @@ def _answer(runner: Runner, request: dict[str, Any]) -> dict[str, Any]:
     except Cannot as error:
         return {"error": first_line(error), "kind": "cannot"}
     except Exception as error:  # anything that a model can make a library raise is an answer, not an end
-        text = str(error)
-        return {"error": first_line(error), "kind": "cannot" if any(words in text for words in _CANNOT) else "fault"}
+        return {"error": first_line(error), "kind": "cannot" if _is_beyond(error) else "fault"}
+
+
+def _is_beyond(error: Exception) -> bool:
+    """Whether it says that onnxruntime lacks what the model needs."""
+    return any(words in str(error) for words in _CANNOT)
 
 
 def _listen(folder: str, requests: queue.Queue[dict[str, Any]]) -> None:
@@ -126,12 +130,18 @@ class Runner:
         self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], budget: int, tidy: bool, threads: int
     ) -> dict[str, float]:
         """Largest finite magnitude of each floating tensor: computed by the model itself; where that fails, in groups of about
-        `budget` bytes.
+        `budget` bytes; where onnxruntime cannot run the model, by onnx's evaluator.
         """
         try:
             return self._ranges_in_graph(model, feeds, tensors, tidy, threads)
         except Exception:  # an empty tensor has no largest element, and old versions lack operators
+            self._key = self._session = None
+        try:
             return self._ranges_in_groups(model, feeds, tensors, budget, tidy, threads)
+        except Exception as error:
+            if not _is_beyond(error):
+                raise
+        return self._ranges_by_reference(model, feeds, tensors)
 
     def _ranges_in_graph(self, model: str, feeds: list[dict[str, Entry]], tensors: list[str], tidy: bool, threads: int) -> dict[str, float]:
         types = {output.name: output.type for output in self._open(model, tuple(tensors), tidy, threads).get_outputs()}
@@ -166,6 +176,16 @@ class Runner:
             at += len(group)
             self.progress(at, len(tensors))
         self._key = self._session = None
+        return found
+
+    def _ranges_by_reference(self, model: str, feeds: list[dict[str, Entry]], tensors: list[str]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for feed in feeds:
+            values = self._by_reference(model, {name: self._read(entry) for name, entry in feed.items()}, tensors)
+            for name, value in values.items():
+                if isinstance(value, np.ndarray) and is_float(value):
+                    found[name] = max(found.get(name, 0.0), max_finite(value))
+        self.progress(len(tensors), len(tensors))
         return found
 
     def kinds(self, model: str, feeds: dict[str, Entry], tensors: list[str], tidy: bool, threads: int) -> dict[str, list[Any]]:

@@ -232,8 +232,8 @@ def test_layout_1() -> None:
     same(run(undo(fused), feeds), want)
 
 
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_layout_1_is_checked_with_what_runs_it(direction: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("direction", "precision"), [("forward", "keep"), ("bidirectional", "keep"), ("bidirectional", "fp16")])
+def test_layout_1_is_checked_with_what_runs_it(direction: str, precision: str, tmp_path: Path) -> None:
     """onnx's own evaluator, also of the rewritten model, whose node leaves its last inputs out."""
     net = Net()
     rng = np.random.default_rng(0)
@@ -242,8 +242,9 @@ def test_layout_1_is_checked_with_what_runs_it(direction: str, tmp_path: Path) -
     net.op("LSTM", "x", *weights, out=["y", "h"], layout=1, hidden_size=HIDDEN, direction=direction)
     made = [value("y", (BATCH, STEPS, many, HIDDEN)), value("h", (BATCH, many, HIDDEN))]
     onnx.save(net.model([value("x", (BATCH, STEPS, WIDTH))], made), tmp_path / "model.onnx")
-    result = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all")
+    result = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", precision=precision)
     assert [decision.site.fusion for decision in result.decisions if decision.fused] == ["lstm"]
+    assert (result.converted is not None and result.converted.casts > 0) == (precision == "fp16")
     assert result.check is not None
     assert result.check.agrees
     assert result.check.reference.startswith("onnx.reference")
