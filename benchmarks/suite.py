@@ -101,6 +101,7 @@ FURTHER = (
     _exported("convnext_tiny_b8"),
     _exported("convnext_tiny_b32"),
     _exported("convnext_base_b1"),
+    Entry("terrain_unet", REAL / "terrain-unet.onnx", "models/fetch terrain-unet", inputs=INPUTS / "terrain-unet-0.npz"),
 )
 """Other sizes, measured where they are named: for a fusion that depends on them."""
 
