@@ -423,12 +423,15 @@ def test_loading_and_closing_gives_memory_back(fused: Built, dtype: str, cleanup
             engine.run(models.feeds(dtype))
         gc.collect()
 
+    def lost() -> int:
+        before, _ = driver.mem_get_info()
+        for _ in range(5):
+            once()
+        return int(before - driver.mem_get_info()[0])
+
     once()
-    before, _ = driver.mem_get_info()
-    for _ in range(5):
-        once()
-    after, _ = driver.mem_get_info()
-    assert before - after < 32 << 20
+    # Other processes take memory of the same GPU now and then; what is not given back here is missing in every round.
+    assert min(lost() for _ in range(4)) < 32 << 20
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
