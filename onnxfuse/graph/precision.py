@@ -52,6 +52,7 @@ _STATISTICS = frozenset({"Add", "Clip", "Max", "Pow", "Reciprocal", "Reshape", "
 _MOVES = frozenset({"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _INTEGER_PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
 _SATURATE = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Pad", "Where"})
+_BOUNDS = frozenset({"Clip", "Max"})  # a bound above zero guards a division or a logarithm, which zero would not
 _FIRST_BF16 = 13  # the opset in which Cast and arithmetic learned bfloat16
 _VANISHES = "vanishes in half precision"
 _LAZY = 1 << 20  # bytes; larger weights are converted while they are written
@@ -608,6 +609,8 @@ class _Conversion:
         found = query.constant(tensor)
         if found is None:
             raise BadInput(f"sparse initializer {shown(tensor.name)}: too large to convert; keep its readers in float32")
+        if any(node.op in _BOUNDS and not node.domain for node in tensor.outputs):
+            found = _held_off_zero(found, self.half)
         return self._narrow(found, tensor.name)
 
     def _narrow(self, values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
@@ -636,6 +639,14 @@ def _narrowed(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[A
     with np.errstate(under="ignore", invalid="ignore"):
         half: np.ndarray[Any, Any] = values.astype(kind)
     return half
+
+
+def _held_off_zero(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Values that would become zero as half set to the smallest subnormal number of their sign."""
+    smallest = np.float32(float(ml_dtypes.finfo(kind).smallest_subnormal))  # type: ignore[no-untyped-call]
+    with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+        vanish = (values != 0) & (values.astype(kind) == 0)
+    return np.where(vanish, np.copysign(smallest, values), values)
 
 
 def _losses(values: np.ndarray[Any, Any], kind: np.dtype[Any]) -> tuple[int, int, int]:

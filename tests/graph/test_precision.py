@@ -169,6 +169,19 @@ def test_epsilon_that_half_cannot_hold(tmp_path: Path) -> None:
     assert any("vanishes" in reason for _, _, reason in report.float_nodes)
 
 
+@pytest.mark.parametrize("bounded", ["Max(s, eps)", "Clip(s, eps)"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_a_bound_above_zero_stays_above_zero(bounded: str, kind: str, tmp_path: Path) -> None:
+    """Mean over a mask that hides all tokens: 0 / max(0, 1e-9) is 0, and with a bound of zero NaN (sentence encoders' pooling)."""
+    sums = "a = Mul(x, m) t = MatMul(a, one) s = MatMul(m, one)"
+    text = f"f (float[2,8] x, float[2,8] m) => (float[2,1] y) {{ {sums} d = {bounded} y = Div(t, d) }}"
+    model = parse(HEAD + text, one=np.ones((8, 1), np.float32), eps=np.float32(1e-9 if kind == "fp16" else 1e-43))
+    after, report = halved(model, tmp_path, kind)
+    feeds = {"x": normal(2, 8), "m": np.array([[0] * 8, [1] * 8], np.float32)}
+    assert report.vanished == {}
+    close(reference(after, feeds)["y"], reference(model, feeds)["y"])
+
+
 def test_softmax_beyond_the_half_range(tmp_path: Path) -> None:
     model = parse(HEAD + "f (float[4,32] x) => (float[4,32] y) { h = MatMul(x, w) s = Mul(h, k) y = Softmax <axis: int = -1> (s) }",
                   w=normal(32, 32), k=np.float32(3000))  # fmt: skip
@@ -237,7 +250,7 @@ def test_mask_fills_are_clamped(tmp_path: Path, kind: str, spelling: str) -> Non
 
 def test_constants_keep_inf_and_nan_and_losses_are_counted(tmp_path: Path) -> None:
     values = np.array([np.inf, -np.inf, np.nan, 1e-9, 1e-6, 1.0, -70000.0], np.float32)
-    model = parse(HEAD + "g (float[7] x) => (float[7] y) { y = Max(x, k) }", k=values)
+    model = parse(HEAD + "g (float[7] x) => (bool[7] y) { y = Greater(x, k) }", k=values)
     after, report = halved(model, tmp_path)
     kept = numpy_helper.to_array(after.graph.initializer[0])
     np.testing.assert_array_equal(kept, np.array([np.inf, -np.inf, np.nan, 0, 1e-6, 1, -65504], np.float16))
