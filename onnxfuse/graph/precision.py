@@ -53,6 +53,7 @@ _MOVES = frozenset({"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshap
 _INTEGER_PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
 _SATURATE = frozenset({"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Pad", "Where"})
 _BOUNDS = frozenset({"Clip", "Max"})  # a bound above zero guards a division or a logarithm, which zero would not
+_NEWEST_EXPORTED = 23  # the newest opset that torch's exporter writes
 _FIRST_BF16 = 13  # the opset in which Cast and arithmetic learned bfloat16
 _VANISHES = "vanishes in half precision"
 _LAZY = 1 << 20  # bytes; larger weights are converted while they are written
@@ -291,8 +292,16 @@ class _Conversion:
         takes = [_slot(inputs, more_in, i) for i, tensor in enumerate(node.inputs) if _is_float(tensor)]
         gives = [_slot(outputs, more_out, i) for i, tensor in enumerate(node.outputs) if _is_float(tensor)]
         if (takes and not any(takes)) or (gives and not any(gives)):
-            return f"{node.op} takes no {name} in opset {self.model.opset}"
+            return f"{node.op} takes no {name} in opset {self.model.opset}{self._later(node)}"
         return None
+
+    def _later(self, node: gs.Node) -> str:
+        """From which opset on the operator takes half values where it gets float32 ones."""
+        for opset in range(self.model.opset + 1, _NEWEST_EXPORTED + 1):
+            slots = None if node.domain else _slots(node.op, "", opset, self.half_name)
+            if slots and any(_slot(slots[0], slots[2], i) for i, tensor in enumerate(node.inputs) if _is_float(tensor)):
+                return f"; export with opset {opset}"
+        return ""
 
     def _without_half(self, node: gs.Node) -> str | None:
         """The operator in a fused node's body that is given half values and takes none at this opset."""

@@ -59,6 +59,7 @@ def _context(report: Mapping[str, Any]) -> dict[str, Any]:
         "bars": summary.bars(report),
         "counts": {word: measured.count(word) for word in ("faster", "draw", "slower") if word in measured},
         "misses": summary.misses(report),
+        "precision": summary.precision(report["converted"]) if report.get("converted") else "",
         "tensors": report.get("tensors") or [],
         "ways": [(way, summary.way_in_words(way)) for way in summary.ways(report.get("tensors") or ())],
         "inside": summary.inside(report),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -242,6 +243,21 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def precision(converted: Mapping[str, Any]) -> str:
+    """How much computes in half precision, and which operators stay in float32, the most frequent first."""
+    kept = converted["float_nodes"]
+    text = f"{_many(converted['half_nodes'], 'node')} in {converted['precision']}, {len(kept) or 'none'} in float32"
+    reasons: dict[str, list[str]] = {}
+    for _, op, reason in kept:
+        reasons.setdefault(op, []).append(reason)
+    often = sorted(reasons, key=lambda op: -len(reasons[op]))
+    said = [f"{len(reasons[op])} {op} ({Counter(reasons[op]).most_common(1)[0][0]})" for op in often[:3]]
+    if rest := sum(len(reasons[op]) for op in often[3:]):
+        said.append(f"{rest} more")
+    casts = f"; {_many(converted['casts'], 'cast')} between them" if converted["casts"] else ""
+    return f"{text}{': ' if said else ''}{', '.join(said)}{casts}."
 
 
 def graph_in_words(report: Report) -> str:

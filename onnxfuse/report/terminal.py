@@ -62,6 +62,8 @@ def _verdict(report: Mapping[str, Any], console: Console) -> None:
     console.print(_text(f"{mark} {summary.model_name(report)}: {found.headline[0].lower()}{found.headline[1:]}", style))
     for sentence in found.sentences:
         console.print(_text(f"  {sentence}"))
+    if report.get("converted"):
+        console.print(_text(f"  precision: {summary.precision(report['converted'])}"))
     for note in report.get("notes") or ():
         console.print(_text(f"  note: {note}"))
 

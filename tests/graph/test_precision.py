@@ -465,6 +465,17 @@ def test_fused_nodes_take_half_where_all_in_their_bodies_does(
     assert [reason for _, _, reason in report.float_nodes] == ([f"{without} takes no {name} in opset {opset}"] if without else [])
 
 
+def test_what_a_newer_opset_would_take_is_said(tmp_path: Path) -> None:
+    """Conv takes bfloat16 from opset 22 on (its schema), Einsum in none that exporters write."""
+    text = 'g (float[1,2,3,3] x) => (float[1,2,3,3] y) { c = Conv(x, w) y = Einsum <equation = "abcd->abdc"> (c) }'
+    _, report = halved(parse(HEAD + text, w=normal(2, 2, 1, 1)), tmp_path, "bf16")
+    opset = parse(HEAD + text).opset_import[0].version
+    assert {op: reason for _, op, reason in report.float_nodes} == {
+        "Conv": f"Conv takes no bfloat16 in opset {opset}; export with opset 22",
+        "Einsum": f"Einsum takes no bfloat16 in opset {opset}",
+    }
+
+
 def test_inputs_with_defaults_and_tensors_that_are_outputs_and_read(tmp_path: Path) -> None:
     model = parse(HEAD + "g (float[2] x, float[2] k) => (float[2] a, float[2] y, float[2] k2) { a = Mul(x, k) y = Exp(a) k2 = Neg(k) }",
                   k=np.ones(2, np.float32))  # fmt: skip

@@ -28,6 +28,16 @@ def test_optimize_shows_sites_misses_and_outputs() -> None:
         assert words in text
 
 
+def test_what_stays_in_float32_is_said_by_operator() -> None:
+    report = sample.optimize()
+    kept = [("a", "Conv", "no bf16"), ("b", "Conv", "no bf16"), ("c", "Cos", "angles"), ("d", "Exp", "range"), ("e", "Log", "range")]
+    report["converted"] = {"half_nodes": 9, "float_nodes": kept, "casts": 4, "precision": "bf16"}
+    text = " ".join(shown(report).split())
+    assert "9 nodes in bf16, 5 in float32: 2 Conv (no bf16), 1 Cos (angles), 1 Exp (range), 1 more; 4 casts between them." in text
+    report["converted"] = {**report["converted"], "float_nodes": [], "casts": 1}
+    assert "precision: 9 nodes in bf16, none in float32; 1 cast between them." in " ".join(shown(report).split())
+
+
 def test_what_would_be_done_is_not_called_done() -> None:
     """`explain` writes nothing, and checks nothing."""
     report = sample.optimize()
