@@ -47,6 +47,8 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "LinearRelu": ("Linear", {"activation": "relu"}),
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
+    "LayerNormPatchesCropped": ("LayerNormPatches", {}),
+    "PatchLinear": ("Linear", {}),
     **recurrence.CREATORS,
     **attention.CREATORS,
     **rotary.CREATORS,

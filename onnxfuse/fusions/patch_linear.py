@@ -1,0 +1,198 @@
+"""patch_linear: LayerNormalization over channels and a convolution whose kernel is its stride behind it, as norm and matrix product of patches.
+
+    y = Conv(Transpose(LayerNormalization(x, scale, offset), 0 3 1 2), weight, bias)        x [N, H, W, C], y [N, O, H / p, W / p]
+      = Transpose(patches(LayerNormalization(x, scale, offset)) weight' + bias, 0 3 1 2)    patches [N, H / p, W / p, p p C]
+
+When it wins: between the stages of ConvNeXt, where a runtime makes four or five kernels of it (norm, transpose, copies, a convolution of
+few blocks, transpose). The norm writes its rows as patches, which costs nothing; the product takes channels last and gives channels last,
+as dwconv_layernorm and linear_epilogue do around it. Where the norm's input was transposed from a channels-last tensor, that is read; where
+others read the result transposed to channels last, they read the product. Source: "A ConvNet for the 2020s", Liu and others, 2022; a
+convolution of disjoint patches as a product: "An Image is Worth 16x16 Words", Dosovitskiy and others, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from onnxfuse.fusions import _bodies, _folding, _layouts, _norms, layernorm
+from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
+from onnxfuse.fusions.pattern import DOMAIN, STANDARD, canonical, const, either, op, tensor
+from onnxfuse.graph import query
+from onnxfuse.graph.model import Model
+
+_MOST = 32  # pixels a side of a patch
+_CROPS = 13  # the operator set from which a body cuts off what fills no patch
+
+_ROWS = tensor("rows")
+_NORM = either(
+    canonical("LayerNormalization", _ROWS, const("scale"), const("offset"), out="norm"),
+    canonical("LayerNormalization", _ROWS, const("scale"), out="norm"),
+)
+_MOVED = op("Transpose", _NORM, out="moved")
+
+
+class PatchLinear(Fusion):
+    name = "patch_linear"
+    kind = "fused"
+    half_from = 80
+    needs = ("layernorm",)
+    belongs_with = ("linear_epilogue", "dwconv_layernorm")
+    anchor = "LayerNormalization"
+    patterns = (either(op("Conv", _MOVED, const("weight"), const("bias")), op("Conv", _MOVED, const("weight"))),)
+
+    def check(self, match: Match, model: Model) -> Refusal | None:
+        rows = match["rows"]
+        if tuple(match.node("moved").attrs.get("perm", ())) != _layouts.TO_FIRST:
+            return Refusal("Transpose does not put the channels first (perm)", match.node("moved").attrs.get("perm"))
+        attrs = match.node("norm").attrs
+        if attrs.get("axis", -1) not in (-1, 3):
+            return Refusal("normalises more than the channels (axis)", attrs["axis"])
+        if attrs.get("stash_type", 1) != 1:
+            return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
+        refusal = _norms.refuse_type(rows) or _norms.refuse_epsilon(attrs) or _refuse_convolution(match)
+        if refusal:
+            return refusal
+        filters, channels, patch = _sizes(match)
+        for role, count in (("scale", channels), ("offset", channels), ("bias", filters)):
+            value = match.get(role)
+            refusal = None if value is None else _norms.row_parameter(value, [count], role, rows)
+            if refusal:
+                return refusal
+        if not _fits(rows, patch) and model.opset < _CROPS:
+            return Refusal(f"height and width are not known to be multiples of {patch}, which needs operator set {_CROPS}", model.opset)
+        return None
+
+    def kept(self, match: Match) -> list[gs.Tensor]:
+        reader = _to_last(match)
+        return [] if reader is None else [reader.outputs[0]]
+
+    def rewrite(self, match: Match, new: Builder) -> gs.Node:
+        rows = match["rows"]
+        filters, channels, patch = _sizes(match)
+        kind = {"dtype": _norms.element_type(rows)}
+        sizes: Sequence[Any] = query.shape(match.output) or [None] * 4
+        places = [sizes[0], sizes[2], sizes[3]]
+        patches = new.variable("patches", rows.dtype, [*places, patch * patch * channels])
+        affine = [
+            _norms.parameter(match.get(role), [channels], filler, rows, new) for role, filler in (("scale", 1.0), ("offset", 0.0))
+        ]
+        epsilon = float(match.node("norm").attrs.get("epsilon", 1e-5))
+        name = "LayerNormPatches" if _fits(rows, patch) else "LayerNormPatchesCropped"
+        attrs = {"patch": patch, "epsilon": epsilon, **kind}
+        new.node(name, [_channels_last(rows), *affine], [patches], attrs, stem="layernorm_patches", domain=DOMAIN)
+
+        weight = new.computed(("patches", id(match["weight"])), match["weight"].name, lambda: _as_matrix(match["weight"]))
+        inputs = [patches, weight, _norms.parameter(match.get("bias"), [filters], 0.0, rows, new)]
+        reader = _to_last(match)
+        if reader is None:
+            product = new.variable("rows", rows.dtype, [*places, filters])
+        else:
+            product = reader.outputs[0]
+            match.graph.nodes = [node for node in match.graph.nodes if node is not reader]
+            reader.inputs.clear()
+            reader.outputs.clear()
+        stands = new.node("PatchLinear", inputs, [product], kind, stem=self.name, domain=DOMAIN)
+        if match.output.outputs or id(match.output) in match.index.outputs:
+            new.node("Transpose", [product], [match.output], {"perm": list(_layouts.TO_FIRST)}, stem="to_first")
+        return stands
+
+    def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
+        norm = layernorm.statements(opset, "whole", "Scale", "Offset", "normed")
+        patches = f"""{norm}
+            first = Transpose <perm = {list(_layouts.TO_FIRST)}> (normed)
+            deep = SpaceToDepth <blocksize: int = @patch> (first)
+            Y = Transpose <perm = {list(_layouts.TO_LAST)}> (deep)"""
+        head = "<patch, epsilon, dtype> (X, Scale, Offset) => (Y)"
+        made = [
+            _bodies.define(opset, f"LayerNormPatches {head} {{ whole = Identity (X) {patches} }}"),
+            _bodies.define(opset, "PatchLinear <dtype> (X, W, bias) => (Y) { product = MatMul (X, W) Y = Add (product, bias) }"),
+        ]
+        if opset >= _CROPS:
+            made.append(_bodies.define(opset, f"LayerNormPatchesCropped {head} {{ {_CROPPED} {patches} }}"))
+        return tuple(made)
+
+    def definitions(self, nodes: Sequence[gs.Node], opset: int) -> tuple[onnx.FunctionProto, ...]:
+        # The node that stands for a site reads what the other one writes.
+        return super().definitions([*nodes, *(node.inputs[0].inputs[-1] for node in nodes)], opset)
+
+
+_CROPPED = """shape = Shape (X)
+    one = Constant <value_ints = [1]> ()
+    three = Constant <value_ints = [3]> ()
+    sides = Slice (shape, one, three)
+    side = Constant <value_int: int = @patch> ()
+    counts = Div (sides, side)
+    ends = Mul (counts, side)
+    starts = Constant <value_ints = [0, 0]> ()
+    axes = Constant <value_ints = [1, 2]> ()
+    whole = Slice (X, starts, ends, axes)"""
+
+
+def _sizes(match: Match) -> tuple[int, int, int]:
+    """Filters, channels, and pixels a side of a patch."""
+    sizes = _folding.known_sizes(match["weight"])
+    assert sizes is not None
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _as_matrix(weight: gs.Tensor) -> np.ndarray[Any, Any]:
+    """[O, C, p, p] as [p p C, O]: rows in the order in which a patch's pixels, and their channels, follow each other."""
+    values = query.constant(weight)
+    assert values is not None
+    return np.ascontiguousarray(values.transpose(2, 3, 1, 0).reshape(-1, values.shape[0]))
+
+
+def _fits(rows: gs.Tensor, patch: int) -> bool:
+    """Whether patches are known to leave nothing of the image."""
+    shape = query.shape(rows) or []
+    return len(shape) == 4 and all(isinstance(size, int) and size % patch == 0 for size in shape[1:3])
+
+
+def _channels_last(rows: gs.Tensor) -> gs.Tensor:
+    """The norm's input, without the two transposes where it came from a channels-last tensor through a channels-first one."""
+    first = _layouts.transposed_from(rows, _layouts.TO_LAST)
+    last = None if first is None else _layouts.behind_transpose(first)
+    return rows if last is None else last
+
+
+def _to_last(match: Match) -> gs.Node | None:
+    """The Transpose of the same graph by which others read the result with its channels last."""
+    for reader in match.output.outputs:
+        is_transpose = reader.op == "Transpose" and reader.domain in STANDARD
+        if is_transpose and tuple(reader.attrs.get("perm", ())) == _layouts.TO_LAST and match.index.owner.get(id(reader)) is match.graph:
+            return reader
+    return None
+
+
+def _refuse_convolution(match: Match) -> Refusal | None:
+    """Disjoint square patches of all channels, beginning at the first pixel; sizes that the product's kernel takes."""
+    weight, attrs = match["weight"], match.root.attrs
+    sizes = _folding.known_sizes(weight)
+    if sizes is None or len(sizes) != 4:
+        return Refusal("the convolution is not two-dimensional", query.shape(weight))
+    filters, channels, height, width = sizes
+    if int(attrs.get("group", 1)) != 1:
+        return Refusal("the convolution is grouped (group)", attrs["group"])
+    if height != width or not 2 <= height <= _MOST:
+        return Refusal(f"the kernel is no square of 2x2 to {_MOST}x{_MOST}", [height, width])
+    if list(attrs.get("strides", (1, 1))) != [height, width]:
+        return Refusal("strides are not the kernel's sizes", list(attrs.get("strides", (1, 1))))
+    if any(step != 1 for step in attrs.get("dilations", ())):
+        return Refusal("dilations are not 1", list(attrs["dilations"]))
+    auto, pads = attrs.get("auto_pad", "NOTSET"), list(attrs.get("pads", ()))
+    auto = auto.decode() if isinstance(auto, bytes) else auto
+    if auto not in ("NOTSET", "VALID") or (auto == "NOTSET" and any(pads)):
+        return Refusal("the input is padded (pads)", pads if auto == "NOTSET" else auto)
+    if filters % 8 or height * width * channels % 8 or not filters * channels:
+        return Refusal("filters and elements of a patch are no multiples of 8", [filters, height * width * channels])
+    if _norms.element_type(weight) != _norms.element_type(match["rows"]):
+        return Refusal(f"weight '{weight.name}' is of another type than '{match['rows'].name}'")
+    return None
+
+
+FUSION = PatchLinear()
