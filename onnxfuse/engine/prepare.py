@@ -48,6 +48,7 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
     "LayerNormPatchesCropped": ("LayerNormPatches", {}),
+    "LayerNormPlanes": ("LayerNormPatches", {"channels_first": 1}),
     "PatchLinear": ("Linear", {}),
     **recurrence.CREATORS,
     **attention.CREATORS,

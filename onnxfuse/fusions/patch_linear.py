@@ -1,13 +1,15 @@
-"""patch_linear: LayerNormalization over channels and a convolution whose kernel is its stride behind it, as norm and matrix product of patches.
+"""patch_linear: a convolution of disjoint patches (its kernel is its stride) behind a LayerNormalization over channels becomes a product.
 
     y = Conv(Transpose(LayerNormalization(x, scale, offset), 0 3 1 2), weight, bias)        x [N, H, W, C], y [N, O, H / p, W / p]
       = Transpose(patches(LayerNormalization(x, scale, offset)) weight' + bias, 0 3 1 2)    patches [N, H / p, W / p, p p C]
+    y = LayerNormalization(Transpose(x, 0 2 3 1), scale, offset)                            x [N, C, H, W] from a convolution
 
-When it wins: between the stages of ConvNeXt, where a runtime makes four or five kernels of it (norm, transpose, copies, a convolution of
-few blocks, transpose). The norm writes its rows as patches, which costs nothing; the product takes channels last and gives channels last,
-as dwconv_layernorm and linear_epilogue do around it. Where the norm's input was transposed from a channels-last tensor, that is read; where
-others read the result transposed to channels last, they read the product. Source: "A ConvNet for the 2020s", Liu and others, 2022; a
-convolution of disjoint patches as a product: "An Image is Worth 16x16 Words", Dosovitskiy and others, 2021.
+When it wins: between the stages of ConvNeXt (norm_before), where a runtime makes four or five kernels of it: norm, transpose, copies, a
+convolution of few blocks, transpose. The norm writes its rows as patches, which costs nothing; the product takes channels last and gives
+channels last, as dwconv_layernorm and linear_epilogue do around it. Where the norm's input was transposed from a channels-last tensor, that
+is read; where others read the result transposed to channels last, they read the product. Behind the first convolution (norm_behind) the norm
+reads the image in the layout that the convolution writes, and the convolution stays. Source: "A ConvNet for the 2020s", Liu and others,
+2022; patches as rows of a product: "An Image is Worth 16x16 Words", Dosovitskiy and others, 2021.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfuse.fusions import _bodies, _folding, _layouts, _norms, layernorm
-from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
+from onnxfuse.fusions.base import Builder, Fusion, Index, Match, Miss, Refusal, label
 from onnxfuse.fusions.pattern import DOMAIN, STANDARD, canonical, const, either, op, tensor
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
 _MOST = 32  # pixels a side of a patch
+_MOST_PLANES = 504  # channels whose tile of float32 fits the shared memory of every GPU
 _CROPS = 13  # the operator set from which a body cuts off what fills no patch
 
 _ROWS = tensor("rows")
@@ -34,6 +37,7 @@ _NORM = either(
     canonical("LayerNormalization", _ROWS, const("scale"), out="norm"),
 )
 _MOVED = op("Transpose", _NORM, out="moved")
+_PLANES = op("Transpose", op("Conv", tensor("image"), const("filters"), rest=True, context=True, out="x"), out="planes")
 
 
 class PatchLinear(Fusion):
@@ -43,18 +47,36 @@ class PatchLinear(Fusion):
     needs = ("layernorm",)
     belongs_with = ("linear_epilogue", "dwconv_layernorm")
     anchor = "LayerNormalization"
-    patterns = (either(op("Conv", _MOVED, const("weight"), const("bias")), op("Conv", _MOVED, const("weight"))),)
+    patterns = (
+        either(op("Conv", _MOVED, const("weight"), const("bias")), op("Conv", _MOVED, const("weight"))),
+        either(
+            canonical("LayerNormalization", _PLANES, const("scale"), const("offset"), out="norm"),
+            canonical("LayerNormalization", _PLANES, const("scale"), out="norm"),
+        ),
+    )
+
+    def find(self, model: Model, index: Index, far: bool) -> tuple[list[Match], list[Miss]]:
+        """Norms are everywhere: that one is not behind a convolution is said only where it was asked."""
+        matches, misses = super().find(model, index, far)
+        norms = {label(node) for _, node in index.by_op.get("LayerNormalization", ())}
+        return matches, [miss for miss in misses if far or miss.root not in norms]
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        rows = match["rows"]
-        if tuple(match.node("moved").attrs.get("perm", ())) != _layouts.TO_FIRST:
-            return Refusal("Transpose does not put the channels first (perm)", match.node("moved").attrs.get("perm"))
         attrs = match.node("norm").attrs
         if attrs.get("axis", -1) not in (-1, 3):
             return Refusal("normalises more than the channels (axis)", attrs["axis"])
         if attrs.get("stash_type", 1) != 1:
             return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
-        refusal = _norms.refuse_type(rows) or _norms.refuse_epsilon(attrs) or _refuse_convolution(match)
+        refusal = _norms.refuse_epsilon(attrs)
+        if refusal:
+            return refusal
+        return _refuse_behind(match) if match.get("planes") is not None else self._refuse_before(match, model)
+
+    def _refuse_before(self, match: Match, model: Model) -> Refusal | None:
+        rows = match["rows"]
+        if tuple(match.node("moved").attrs.get("perm", ())) != _layouts.TO_FIRST:
+            return Refusal("Transpose does not put the channels first (perm)", match.node("moved").attrs.get("perm"))
+        refusal = _norms.refuse_type(rows) or _refuse_convolution(match)
         if refusal:
             return refusal
         filters, channels, patch = _sizes(match)
@@ -67,24 +89,25 @@ class PatchLinear(Fusion):
             return Refusal(f"height and width are not known to be multiples of {patch}, which needs operator set {_CROPS}", model.opset)
         return None
 
+    def variant(self, match: Match) -> str:
+        return "norm_before" if match.get("planes") is None else "norm_behind"
+
     def kept(self, match: Match) -> list[gs.Tensor]:
-        reader = _to_last(match)
+        reader = None if match.get("planes") is not None else _to_last(match)
         return [] if reader is None else [reader.outputs[0]]
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
+        if match.get("planes") is not None:
+            return _norm_of_planes(match, new)
         rows = match["rows"]
         filters, channels, patch = _sizes(match)
         kind = {"dtype": _norms.element_type(rows)}
         sizes: Sequence[Any] = query.shape(match.output) or [None] * 4
         places = [sizes[0], sizes[2], sizes[3]]
         patches = new.variable("patches", rows.dtype, [*places, patch * patch * channels])
-        affine = [
-            _norms.parameter(match.get(role), [channels], filler, rows, new) for role, filler in (("scale", 1.0), ("offset", 0.0))
-        ]
-        epsilon = float(match.node("norm").attrs.get("epsilon", 1e-5))
         name = "LayerNormPatches" if _fits(rows, patch) else "LayerNormPatchesCropped"
-        attrs = {"patch": patch, "epsilon": epsilon, **kind}
-        new.node(name, [_channels_last(rows), *affine], [patches], attrs, stem="layernorm_patches", domain=DOMAIN)
+        attrs = {"patch": patch, "epsilon": _epsilon(match), **kind}
+        new.node(name, [_channels_last(rows), *_affine(match, channels, rows, new)], [patches], attrs, stem="layernorm_patches", domain=DOMAIN)
 
         weight = new.computed(("patches", id(match["weight"])), match["weight"].name, lambda: _as_matrix(match["weight"]))
         inputs = [patches, weight, _norms.parameter(match.get("bias"), [filters], 0.0, rows, new)]
@@ -110,6 +133,11 @@ class PatchLinear(Fusion):
         head = "<patch, epsilon, dtype> (X, Scale, Offset) => (Y)"
         made = [
             _bodies.define(opset, f"LayerNormPatches {head} {{ whole = Identity (X) {patches} }}"),
+            _bodies.define(
+                opset,
+                f"""LayerNormPlanes <epsilon, dtype> (X, Scale, Offset) => (Y) {{
+                    rows = Transpose <perm = {list(_layouts.TO_LAST)}> (X) {layernorm.statements(opset, "rows", "Scale", "Offset", "Y")} }}""",
+            ),
             _bodies.define(opset, "PatchLinear <dtype> (X, W, bias) => (Y) { product = MatMul (X, W) Y = Add (product, bias) }"),
         ]
         if opset >= _CROPS:
@@ -117,8 +145,8 @@ class PatchLinear(Fusion):
         return tuple(made)
 
     def definitions(self, nodes: Sequence[gs.Node], opset: int) -> tuple[onnx.FunctionProto, ...]:
-        # The node that stands for a site reads what the other one writes.
-        return super().definitions([*nodes, *(node.inputs[0].inputs[-1] for node in nodes)], opset)
+        # The product, which stands for its site, reads what the other node writes.
+        return super().definitions([*nodes, *(node.inputs[0].inputs[-1] for node in nodes if node.op == "PatchLinear")], opset)
 
 
 _CROPPED = """shape = Shape (X)
@@ -131,6 +159,44 @@ _CROPPED = """shape = Shape (X)
     starts = Constant <value_ints = [0, 0]> ()
     axes = Constant <value_ints = [1, 2]> ()
     whole = Slice (X, starts, ends, axes)"""
+
+
+def _norm_of_planes(match: Match, new: Builder) -> gs.Node:
+    x = match["x"]
+    attrs = {"epsilon": _epsilon(match), "dtype": _norms.element_type(x)}
+    inputs = [x, *_affine(match, _filters(match), x, new)]
+    return new.node("LayerNormPlanes", inputs, [match.output], attrs, stem="layernorm_planes", domain=DOMAIN)
+
+
+def _epsilon(match: Match) -> float:
+    return float(match.node("norm").attrs.get("epsilon", 1e-5))
+
+
+def _affine(match: Match, channels: int, like: gs.Tensor, new: Builder) -> list[gs.Tensor]:
+    return [_norms.parameter(match.get(role), [channels], filler, like, new) for role, filler in (("scale", 1.0), ("offset", 0.0))]
+
+
+def _filters(match: Match) -> int:
+    """Of the convolution before the norm; 0 where unknown."""
+    sizes = _folding.known_sizes(match["filters"])
+    return 0 if not sizes else sizes[0]
+
+
+def _refuse_behind(match: Match) -> Refusal | None:
+    """A convolution of whole images, whose planes the kernel's tile holds."""
+    x, filters = match["x"], _filters(match)
+    if tuple(match.node("planes").attrs.get("perm", ())) != _layouts.TO_LAST:
+        return Refusal("Transpose does not put the channels last (perm)", match.node("planes").attrs.get("perm"))
+    groups = int(match.node("x").attrs.get("group", 1))
+    if groups != 1:
+        return Refusal("the convolution is grouped (group)", groups)
+    if not 0 < filters <= _MOST_PLANES:
+        return Refusal(f"there are not 1 to {_MOST_PLANES} channels", filters)
+    refusal = _norms.refuse_type(x)
+    for role in ("scale", "offset"):
+        value = match.get(role)
+        refusal = refusal or (None if value is None else _norms.row_parameter(value, [filters], role, x))
+    return refusal
 
 
 def _sizes(match: Match) -> tuple[int, int, int]:

@@ -736,7 +736,7 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "AveragePool", "MaxPool"), _window),
     "Concat": _concat,
     "ConstantOfShape": _of_shape,
-    "DepthwiseConvLayerNorm": _depthwise_norm,
+    **dict.fromkeys(("DepthwiseConvLayerNorm", "LayerNormPlanes"), _depthwise_norm),
     "Expand": _expand,
     "Gather": _gather,
     "Conv": _conv,

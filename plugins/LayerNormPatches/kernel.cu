@@ -34,6 +34,22 @@ bool threads_supported(OnnxfuseLayerNormPatches const& p, int vector)
     return p.threads == 0 || (p.threads >= 32 && p.threads - 32 < p.channels / vector && row_geometry(1, p.channels, vector, 1, p.threads).valid());
 }
 
+int planar_threads(OnnxfuseLayerNormPatches const& p)
+{
+    return p.threads ? p.threads : 256;
+}
+
+int64_t planar_bytes(OnnxfuseLayerNormPatches const& p)
+{
+    return p.dtype == 0 ? int64_t{kTilePixels} * tile_pitch<float>(p.channels) * 4 : int64_t{kTilePixels} * tile_pitch<__half>(p.channels) * 2;
+}
+
+cudaError_t planar_supported(OnnxfuseLayerNormPatches const& p)
+{
+    int const threads = planar_threads(p);
+    return (threads == 128 || threads == 256 || threads == 512) && p.images <= 65535 ? fits_gpu(planar_bytes(p), 1) : cudaErrorInvalidValue;
+}
+
 template <typename T>
 cudaError_t launch(OnnxfuseLayerNormPatches const& p, cudaStream_t stream)
 {
@@ -42,6 +58,11 @@ cudaError_t launch(OnnxfuseLayerNormPatches const& p, cudaStream_t stream)
     LayerNormPatchesArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta),
         static_cast<T*>(p.output), rows_of(p), p.channels, p.height, p.width, p.height / p.patch, p.width / p.patch, p.patch,
         1.0f / static_cast<float>(p.channels), p.epsilon};
+    if (p.planar)
+    {
+        dim3 const blocks(static_cast<unsigned>(ceil_div(int64_t{p.height} * p.width, kTilePixels)), static_cast<unsigned>(p.images));
+        return launch_cluster(layernorm_patches_planar<T>, args, blocks, planar_threads(p), static_cast<int>(planar_bytes(p)), 1, p.early != 0, stream);
+    }
     constexpr int kVector = 16 / sizeof(T);
     if (p.channels % kVector == 0 && aligned(16, p.input, p.gamma, p.beta, p.output))
         return launch_rows<Kernels, T, kVector>(args, p.threads, stream, p.early != 0);
@@ -54,6 +75,8 @@ extern "C" int onnxfuse_layernorm_patches_supported(OnnxfuseLayerNormPatches con
 {
     using namespace onnxfuse;
     OnnxfuseLayerNormPatches const& p = *problem;
+    if (p.planar && sizes_supported(p))
+        return planar_supported(p);
     int const vector = p.dtype == 0 ? 4 : 8;
     bool const supported = sizes_supported(p) && threads_supported(p, p.channels % vector == 0 ? vector : 1);
     return supported ? cudaSuccess : cudaErrorInvalidValue;
@@ -69,5 +92,7 @@ extern "C" int onnxfuse_launch_layernorm_patches(OnnxfuseLayerNormPatches const*
         return cudaSuccess;
     if (!p.input || !p.gamma || !p.output)
         return cudaErrorInvalidValue;
+    if (cudaError_t const status = p.planar ? planar_supported(p) : cudaSuccess; status != cudaSuccess)
+        return status;
     return with_type(p.dtype, [&](auto type) { return launch<typename decltype(type)::type>(p, static_cast<cudaStream_t>(stream)); });
 }

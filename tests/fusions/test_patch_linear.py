@@ -76,7 +76,7 @@ def test_every_opset(opset: int) -> None:
     original = model(opset)
     fused, sites, _ = check(original, {"x": X})
     assert ops(fused) == ["Transpose", *PAIR, "Transpose"]
-    assert names(sites) == ["patch_linear"]
+    assert sites == [("patch_linear", "norm_before")]
     np.testing.assert_allclose(run(fused, {"x": X})[0], reference(X, original), rtol=1e-4, atol=1e-5)
     same(run(undo(fused), {"x": X}), run(original, {"x": X}))
 
@@ -201,6 +201,61 @@ def test_readers_of_the_result_with_its_channels_last_read_the_product(also_outp
     original.graph.output.extend(kept)
     fused, _, _ = check(original, {"x": X.transpose(0, 2, 3, 1)})
     assert sorted(ops(fused)) == sorted([*PAIR, "Relu", *(["Transpose"] if also_output else [])])
+
+
+# --- the norm behind a convolution ----------------------------------------------------------------------------------------------
+
+
+def behind(
+    channels: int = C, group: int = 1, perm: Sequence[int] = (0, 2, 3, 1), offset: bool = True, elem: int = 1, dtype: Any = np.float32
+) -> onnx.ModelProto:
+    """image [N, 4, 8, 8] convolved by 4x4 patches, its channels put last and normed."""
+    net = Net(17)
+    weight = net.const(random(channels, 4 // group, 4, 4), dtype)
+    x = net.op("Conv", "x", weight, net.const(random(channels, seed=1), dtype), strides=[4, 4], group=group)
+    rows = net.op("Transpose", x, perm=list(perm))
+    affine = [net.const(random(channels, seed=seed), dtype) for seed in (2, 3)]
+    y = net.op("LayerNormalization", rows, *affine[: 1 + int(offset)], axis=-1, epsilon=1e-6)
+    return net.model([value("x", ("N", 4, 8, 8), elem)], [y])
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_a_norm_behind_a_convolution(offset: bool) -> None:
+    x = random(2, 4, 8, 8)
+    fused, sites, _ = check(behind(offset=offset), {"x": x})
+    assert ops(fused) == ["Conv", "onnxfuse::LayerNormPlanes"]
+    assert sites == [("patch_linear", "norm_behind")]
+    fused, _, _ = check(behind(offset=offset, elem=F16, dtype=np.float16), {"x": x.astype(np.float16)}, rtol=2e-2, atol=2e-2)
+    assert ops(fused) == ["Conv", "onnxfuse::LayerNormPlanes"]
+
+
+def test_a_convolution_that_others_read_stays_and_is_read() -> None:
+    original = behind()
+    conv = original.graph.node[0].output[0]
+    original.graph.output.append(value(conv, ["N", C, 2, 2]))
+    fused, _, _ = check(original, {"x": random(2, 4, 8, 8)})
+    assert ops(fused) == ["Conv", "onnxfuse::LayerNormPlanes"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"group": 2}, "the convolution is grouped (group) (2)"),
+        ({"channels": 512}, "there are not 1 to 504 channels (512)"),
+        ({"perm": (0, 3, 2, 1)}, "Transpose does not put the channels last (perm)"),
+    ],
+)
+def test_a_norm_that_is_refused_says_so_only_where_asked(kwargs: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    if "perm" in kwargs:
+        kwargs = {**kwargs, "channels": 2}  # as long as the image is wide, so that the norm is one of either
+    original = behind(**kwargs)
+    _, sites, misses = check(original, {"x": random(2, 4, 8, 8)})
+    assert names(sites) == []
+    assert not [miss for miss in misses if miss.fusion == "patch_linear"]
+    onnx.save(original, tmp_path / "m.onnx")
+    answers = pipeline.why_not(tmp_path / "m.onnx", original.graph.output[0].name)
+    assert answers is not None
+    assert reason in next(answer.reason for answer in answers if answer.fusion == "patch_linear")
 
 
 # --- ConvNeXt -------------------------------------------------------------------------------------------------------------------
