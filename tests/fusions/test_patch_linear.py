@@ -261,10 +261,22 @@ def test_a_norm_that_is_refused_says_so_only_where_asked(kwargs: dict[str, Any],
 # --- ConvNeXt -------------------------------------------------------------------------------------------------------------------
 
 
-def stages(batch: Any = "N", side: Any = 12, blocks: tuple[int, ...] = (1, 2), elem: int = F16, dtype: Any = np.float16) -> onnx.ModelProto:
-    """x [batch, C, side, side] through stages of ConvNeXt blocks of C channels, between them a norm and a convolution of 2x2 patches."""
+def stages(
+    batch: Any = "N", side: Any = 12, blocks: tuple[int, ...] = (1, 2), elem: int = F16, dtype: Any = np.float16, stem: bool = False
+) -> onnx.ModelProto:
+    """x [batch, C, side, side] through stages of ConvNeXt blocks of C channels, between them a norm and a convolution of 2x2 patches.
+
+    stem: before them a convolution of 4x4 patches of x [batch, 3, 4 side, 4 side], and a norm.
+    """
     net = Net(17)
-    x = net.op("Relu", "x")
+    if stem:
+        weight = convnext.weights(net, convnext.C, 3, 4, 4, seed=2000)
+        x = net.op("Conv", "x", weight, convnext.weights(net, convnext.C, seed=2001), strides=[4, 4], kernel_shape=[4, 4])
+        rows = net.op("Transpose", x, perm=[0, 2, 3, 1])
+        affine = [convnext.weights(net, convnext.C, seed=seed) for seed in (2002, 2003)]
+        x = net.op("Transpose", net.op("LayerNormalization", rows, *affine, axis=-1, epsilon=1e-6), perm=[0, 3, 1, 2])
+    else:
+        x = net.op("Relu", "x")
     for stage, count in enumerate(blocks):
         if stage:
             seed = 1000 + 10 * stage
@@ -278,7 +290,8 @@ def stages(batch: Any = "N", side: Any = 12, blocks: tuple[int, ...] = (1, 2), e
             x = convnext.block(net, x, 10 + 200 * stage + 20 * number)
     for tensor in net.constants:
         tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(dtype), tensor.name))
-    return net.model([value("x", (batch, convnext.C, side, side), elem)], [x])
+    shape = (batch, 3, 4 * side, 4 * side) if stem else (batch, convnext.C, side, side)
+    return net.model([value("x", shape, elem)], [x])
 
 
 @pytest.mark.parametrize("batch", ["N", 1])
@@ -289,6 +302,14 @@ def test_no_transpose_is_left_between_stages(batch: Any) -> None:
     block = ["onnxfuse::DepthwiseConvLayerNormLast", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]
     assert ops(fused) == ["Relu", "Transpose", *block, *PAIR, *block, *block, "Transpose"]
     assert names(sites).count("patch_linear") == 1
+
+
+def test_no_transpose_is_left_behind_the_stem() -> None:
+    feeds = {"x": random(1, 3, 48, 48, dtype=np.float16)}
+    fused, sites, _ = check(stages(stem=True, blocks=(1, 1)), feeds, rtol=3e-2, atol=3e-2)
+    block = ["onnxfuse::DepthwiseConvLayerNormLast", "onnxfuse::LinearGelu", "onnxfuse::LinearResidual"]
+    assert ops(fused) == ["Conv", "onnxfuse::LayerNormPlanes", *block, *PAIR, *block, "Transpose"]
+    assert sorted(site for site in sites if site[0] == "patch_linear") == [("patch_linear", "norm_before"), ("patch_linear", "norm_behind")]
 
 
 @pytest.mark.parametrize("without", ["linear_epilogue", "dwconv_layernorm", "patch_linear"])
