@@ -14,6 +14,7 @@ reads the image in the layout that the convolution writes, and the convolution s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ _NORM = either(
     canonical("LayerNormalization", _ROWS, const("scale"), out="norm"),
 )
 _MOVED = op("Transpose", _NORM, out="moved")
+_SPELLED = layernorm.FUSION.patterns[0]  # over axis 1 of x, which layernorm leaves alone
 _PLANES = op("Transpose", op("Conv", tensor("image"), const("filters"), rest=True, context=True, out="x"), out="planes")
 
 
@@ -48,7 +50,7 @@ class PatchLinear(Fusion):
     belongs_with = ("linear_epilogue", "dwconv_layernorm")
     anchor = "LayerNormalization"
     patterns = (
-        either(op("Conv", _MOVED, const("weight"), const("bias")), op("Conv", _MOVED, const("weight"))),
+        either(*(op("Conv", norm, const("weight"), *added) for norm in (_MOVED, _SPELLED) for added in ((const("added"),), ()))),
         either(
             canonical("LayerNormalization", _PLANES, const("scale"), const("offset"), out="norm"),
             canonical("LayerNormalization", _PLANES, const("scale"), out="norm"),
@@ -56,36 +58,33 @@ class PatchLinear(Fusion):
     )
 
     def find(self, model: Model, index: Index, far: bool) -> tuple[list[Match], list[Miss]]:
-        """Norms are everywhere: that one is not behind a convolution is said only where it was asked."""
+        """Norms are everywhere: that one is not behind a convolution is said only where it was asked.
+
+        A norm whose convolution becomes a product reads that, channels last.
+        """
         matches, misses = super().find(model, index, far)
+        roots = {id(match.root) for match in matches}
         norms = {label(node) for _, node in index.by_op.get("LayerNormalization", ())}
-        return matches, [miss for miss in misses if far or miss.root not in norms]
+        kept = [match for match in matches if match.get("planes") is None or id(match.node("x")) not in roots]
+        return kept, [miss for miss in misses if far or miss.root not in norms]
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        attrs = match.node("norm").attrs
-        if attrs.get("axis", -1) not in (-1, 3):
-            return Refusal("normalises more than the channels (axis)", attrs["axis"])
-        if attrs.get("stash_type", 1) != 1:
-            return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
-        refusal = _norms.refuse_epsilon(attrs)
-        if refusal:
-            return refusal
-        return _refuse_behind(match) if match.get("planes") is not None else self._refuse_before(match, model)
-
-    def _refuse_before(self, match: Match, model: Model) -> Refusal | None:
-        rows = match["rows"]
-        if tuple(match.node("moved").attrs.get("perm", ())) != _layouts.TO_FIRST:
+        if match.get("planes") is not None:
+            return _refuse_behind(match)
+        if match.get("moved") is not None and tuple(match.node("moved").attrs.get("perm", ())) != _layouts.TO_FIRST:
             return Refusal("Transpose does not put the channels first (perm)", match.node("moved").attrs.get("perm"))
-        refusal = _norms.refuse_type(rows) or _refuse_convolution(match)
+        refusal = _norms.refuse_type(_given(match)) or _refuse_convolution(match)
         if refusal:
             return refusal
         filters, channels, patch = _sizes(match)
-        for role, count in (("scale", channels), ("offset", channels), ("bias", filters)):
-            value = match.get(role)
-            refusal = None if value is None else _norms.row_parameter(value, [count], role, rows)
+        refusal = _refuse_norm(match, channels) if match.get("moved") is not None else _refuse_spelled(match, channels)
+        if refusal:
+            return refusal
+        if match.get("added") is not None:
+            refusal = _norms.row_parameter(match["added"], [filters], "bias", _given(match))
             if refusal:
                 return refusal
-        if not _fits(rows, patch) and model.opset < _CROPS:
+        if not _fits(match, patch) and model.opset < _CROPS:
             return Refusal(f"height and width are not known to be multiples of {patch}, which needs operator set {_CROPS}", model.opset)
         return None
 
@@ -99,21 +98,22 @@ class PatchLinear(Fusion):
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         if match.get("planes") is not None:
             return _norm_of_planes(match, new)
-        rows = match["rows"]
+        given = _given(match)
         filters, channels, patch = _sizes(match)
-        kind = {"dtype": _norms.element_type(rows)}
+        kind = {"dtype": _norms.element_type(given)}
         sizes: Sequence[Any] = query.shape(match.output) or [None] * 4
         places = [sizes[0], sizes[2], sizes[3]]
-        patches = new.variable("patches", rows.dtype, [*places, patch * patch * channels])
-        name = "LayerNormPatches" if _fits(rows, patch) else "LayerNormPatchesCropped"
+        patches = new.variable("patches", given.dtype, [*places, patch * patch * channels])
+        name = "LayerNormPatches" if _fits(match, patch) else "LayerNormPatchesCropped"
         attrs = {"patch": patch, "epsilon": _epsilon(match), **kind}
-        new.node(name, [_channels_last(rows), *_affine(match, channels, rows, new)], [patches], attrs, stem="layernorm_patches", domain=DOMAIN)
+        rows = [_channels_last(match, new), *_affine(match, channels, given, new)]
+        new.node(name, rows, [patches], attrs, stem="layernorm_patches", domain=DOMAIN)
 
         weight = new.computed(("patches", id(match["weight"])), match["weight"].name, lambda: _as_matrix(match["weight"]))
-        inputs = [patches, weight, _norms.parameter(match.get("bias"), [filters], 0.0, rows, new)]
+        inputs = [patches, weight, _norms.parameter(match.get("added"), [filters], 0.0, given, new)]
         reader = _to_last(match)
         if reader is None:
-            product = new.variable("rows", rows.dtype, [*places, filters])
+            product = new.variable("rows", given.dtype, [*places, filters])
         else:
             product = reader.outputs[0]
             match.graph.nodes = [node for node in match.graph.nodes if node is not reader]
@@ -168,12 +168,64 @@ def _norm_of_planes(match: Match, new: Builder) -> gs.Node:
     return new.node("LayerNormPlanes", inputs, [match.output], attrs, stem="layernorm_planes", domain=DOMAIN)
 
 
+def _given(match: Match) -> gs.Tensor:
+    """What the norm reads, its channels last or, where the norm is spelled out, first."""
+    rows = match.get("rows")
+    return match["x"] if rows is None else rows
+
+
 def _epsilon(match: Match) -> float:
-    return float(match.node("norm").attrs.get("epsilon", 1e-5))
+    if match.get("norm") is not None:
+        return float(match.node("norm").attrs.get("epsilon", 1e-5))
+    value = query.scalar(match["epsilon"])
+    assert value is not None
+    return value
 
 
 def _affine(match: Match, channels: int, like: gs.Tensor, new: Builder) -> list[gs.Tensor]:
+    if match.get("norm") is None:
+        return [new.reshaped(match[role], (channels,)) for role in ("scale", "bias")]
     return [_norms.parameter(match.get(role), [channels], filler, like, new) for role, filler in (("scale", 1.0), ("offset", 0.0))]
+
+
+def _refuse_norm(match: Match, channels: int) -> Refusal | None:
+    """The norm is over the last axis alone; its parameters hold one value for each channel."""
+    attrs = match.node("norm").attrs
+    if attrs.get("axis", -1) not in (-1, 3):
+        return Refusal("normalises more than the channels (axis)", attrs["axis"])
+    if attrs.get("stash_type", 1) != 1:
+        return Refusal("statistics are not kept in float32 (stash_type)", attrs["stash_type"])
+    refusal = _norms.refuse_epsilon(attrs)
+    for role in ("scale", "offset"):
+        value = match.get(role)
+        refusal = refusal or (None if value is None else _norms.row_parameter(value, [channels], role, _given(match)))
+    return refusal
+
+
+def _refuse_spelled(match: Match, channels: int) -> Refusal | None:
+    """The norm that is spelled out is over axis 1 of an image; its parameters hold one value for each channel."""
+    x = match["x"]
+    refusal = _norms.refuse_operands(match, x)
+    if refusal:
+        return refusal
+    if query.rank(x) != 4:
+        return Refusal(f"'{x.name}' is no image", query.shape(x))
+    for name in ("mean", "variance"):
+        axes = _norms.reduced_axes(match.node(name))
+        if isinstance(axes, Refusal):
+            return axes
+        if axes not in ([1], [-3]):
+            return Refusal("the norm is not over the channels alone (axes)", axes)
+    epsilon = query.scalar(match["epsilon"])
+    if epsilon is None or not 0 <= epsilon < math.inf:
+        return Refusal("epsilon is negative or no number", epsilon)
+    for role in ("scale", "bias"):
+        value = match[role]
+        if not query.is_constant(value):
+            return Refusal(f"{role} is no constant", value.name)
+        if (_folding.known_sizes(value) or [])[-3:] != [channels, 1, 1] or _norms.element_type(value) != _norms.element_type(x):
+            return Refusal(f"{role} '{value.name}' is not one value of the image's type for each of the channels", query.shape(value))
+    return None
 
 
 def _filters(match: Match) -> int:
@@ -184,7 +236,7 @@ def _filters(match: Match) -> int:
 
 def _refuse_behind(match: Match) -> Refusal | None:
     """A convolution of whole images, whose planes the kernel's tile holds."""
-    x, filters = match["x"], _filters(match)
+    filters = _filters(match)
     if tuple(match.node("planes").attrs.get("perm", ())) != _layouts.TO_LAST:
         return Refusal("Transpose does not put the channels last (perm)", match.node("planes").attrs.get("perm"))
     groups = int(match.node("x").attrs.get("group", 1))
@@ -192,11 +244,7 @@ def _refuse_behind(match: Match) -> Refusal | None:
         return Refusal("the convolution is grouped (group)", groups)
     if not 0 < filters <= _MOST_PLANES:
         return Refusal(f"there are not 1 to {_MOST_PLANES} channels", filters)
-    refusal = _norms.refuse_type(x)
-    for role in ("scale", "offset"):
-        value = match.get(role)
-        refusal = refusal or (None if value is None else _norms.row_parameter(value, [filters], role, x))
-    return refusal
+    return _norms.refuse_type(match["x"]) or _refuse_norm(match, filters)
 
 
 def _sizes(match: Match) -> tuple[int, int, int]:
@@ -213,17 +261,25 @@ def _as_matrix(weight: gs.Tensor) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(values.transpose(2, 3, 1, 0).reshape(-1, values.shape[0]))
 
 
-def _fits(rows: gs.Tensor, patch: int) -> bool:
+def _fits(match: Match, patch: int) -> bool:
     """Whether patches are known to leave nothing of the image."""
-    shape = query.shape(rows) or []
-    return len(shape) == 4 and all(isinstance(size, int) and size % patch == 0 for size in shape[1:3])
+    shape = query.shape(_given(match)) or []
+    sides = shape[2:] if match.get("rows") is None else shape[1:3]
+    return len(shape) == 4 and all(isinstance(size, int) and size % patch == 0 for size in sides)
 
 
-def _channels_last(rows: gs.Tensor) -> gs.Tensor:
-    """The norm's input, without the two transposes where it came from a channels-last tensor through a channels-first one."""
-    first = _layouts.transposed_from(rows, _layouts.TO_LAST)
+def _channels_last(match: Match, new: Builder) -> gs.Tensor:
+    """The norm's input with its channels last; without the two transposes where it came from such a tensor through a channels-first one."""
+    rows = match.get("rows")
+    first = match["x"] if rows is None else _layouts.transposed_from(rows, _layouts.TO_LAST)
     last = None if first is None else _layouts.behind_transpose(first)
-    return rows if last is None else last
+    if last is not None:
+        return last
+    if rows is None:
+        shape = query.shape(match["x"])
+        rows = new.variable("norm_last", match["x"].dtype, None if shape is None else [shape[axis] for axis in _layouts.TO_LAST])
+        new.node("Transpose", [match["x"]], [rows], {"perm": list(_layouts.TO_LAST)}, stem="to_last")
+    return rows
 
 
 def _to_last(match: Match) -> gs.Node | None:
@@ -256,8 +312,8 @@ def _refuse_convolution(match: Match) -> Refusal | None:
         return Refusal("the input is padded (pads)", pads if auto == "NOTSET" else auto)
     if filters % 8 or height * width * channels % 8 or not filters * channels:
         return Refusal("filters and elements of a patch are no multiples of 8", [filters, height * width * channels])
-    if _norms.element_type(weight) != _norms.element_type(match["rows"]):
-        return Refusal(f"weight '{weight.name}' is of another type than '{match['rows'].name}'")
+    if _norms.element_type(weight) != _norms.element_type(_given(match)):
+        return Refusal(f"weight '{weight.name}' is of another type than '{_given(match).name}'")
     return None
 
 

@@ -258,6 +258,69 @@ def test_a_norm_that_is_refused_says_so_only_where_asked(kwargs: dict[str, Any],
     assert reason in next(answer.reason for answer in answers if answer.fusion == "patch_linear")
 
 
+def test_a_norm_behind_a_convolution_that_becomes_a_product() -> None:
+    """It reads the product, whose channels are last already."""
+    original = model(last=True)
+    (y,) = original.graph.output
+    affine = [onnx.numpy_helper.from_array(random(O, seed=seed), f"affine{seed}") for seed in (1, 2)]
+    original.graph.initializer.extend(affine)
+    original.graph.node.extend(
+        [
+            onnx.helper.make_node("Transpose", [y.name], ["last"], perm=[0, 2, 3, 1]),
+            onnx.helper.make_node("LayerNormalization", ["last", "affine1", "affine2"], ["z"], axis=-1),
+        ]
+    )
+    y.CopyFrom(value("z", ["N", H // 2, W // 2, O]))
+    fused, _, _ = check(original, {"x": X.transpose(0, 2, 3, 1)})
+    assert ops(fused) == [*PAIR, "LayerNormalization"]
+
+
+# --- the norm spelled out over axis 1 -------------------------------------------------------------------------------------------
+
+
+def spelled(
+    opset: int = 17, axes: Sequence[int] = (1,), again: Sequence[int] = (1,), size: tuple[int, int] = (H, W), shape: Any = (C, 1, 1)
+) -> onnx.ModelProto:
+    """As ConvNeXt's own code writes it: mean and variance over axis 1 of [N, C, H, W], scale and bias of `shape`."""
+    net = Net(opset)
+    x = net.op("Relu", "x")
+    centered = net.op("Sub", x, net.mean(x, axes))
+    variance = net.mean(net.op("Pow", centered, net.const(2.0)), again)
+    norm = net.op("Div", centered, net.op("Sqrt", net.op("Add", variance, net.const(1e-6))))
+    norm = net.op("Mul", net.const(random(*shape, seed=1)), norm)
+    norm = net.op("Add", norm, net.const(random(*shape, seed=2)))
+    y = net.op("Conv", norm, net.const(random(O, C, 2, 2, seed=3)), net.const(random(O, seed=4)), strides=[2, 2])
+    return net.model([value("x", ("N", C, *size))], [y])
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 18, NEWEST])
+@pytest.mark.parametrize("axis", [1, -3])
+def test_a_norm_spelled_out_over_the_channels_of_planes(axis: int, opset: int) -> None:
+    fused, sites, _ = check(spelled(opset, (axis,), (axis,)), {"x": X})
+    assert ops(fused) == ["Relu", "Transpose", *PAIR, "Transpose"]
+    assert sites == [("patch_linear", "norm_before")]
+
+
+def test_planes_that_fill_no_patch_are_dropped_too() -> None:
+    fused, _, _ = check(spelled(size=(7, 9), shape=(1, C, 1, 1)), {"x": random(2, C, 7, 9)})
+    assert ops(fused) == ["Relu", "Transpose", *CROPPED, "Transpose"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reason"),
+    [
+        ({"axes": [2], "again": [2]}, "the norm is not over the channels alone (axes) ([2])"),
+        ({"again": [1, 2]}, "the norm is not over the channels alone (axes) ([1, 2])"),
+        ({"shape": (C, H, W)}, "is not one value of the image's type for each of the channels"),
+        ({"shape": (1, 1, 1)}, "is not one value of the image's type for each of the channels"),
+    ],
+)
+def test_a_spelled_out_norm_that_is_none_over_channels(kwargs: dict[str, Any], reason: str) -> None:
+    _, sites, misses = check(spelled(**kwargs), {"x": X})
+    assert names(sites) == []
+    assert any(reason in miss.reason for miss in misses if miss.fusion == "patch_linear"), misses
+
+
 # --- ConvNeXt -------------------------------------------------------------------------------------------------------------------
 
 
