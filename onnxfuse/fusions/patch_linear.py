@@ -7,9 +7,10 @@
 When it wins: between the stages of ConvNeXt (norm_before), where a runtime makes four or five kernels of it: norm, transpose, copies, a
 convolution of few blocks, transpose. The norm writes its rows as patches, which costs nothing; the product takes channels last and gives
 channels last, as dwconv_layernorm and linear_epilogue do around it. Where the norm's input was transposed from a channels-last tensor, that
-is read; where others read the result transposed to channels last, they read the product. Behind the first convolution (norm_behind) the norm
-reads the image in the layout that the convolution writes, and the convolution stays. Source: "A ConvNet for the 2020s", Liu and others,
-2022; patches as rows of a product: "An Image is Worth 16x16 Words", Dosovitskiy and others, 2021.
+is read; where others read the result transposed to channels last, they read the product. A norm that is spelled out over axis 1 of planes
+is taken, too. Behind the first convolution (norm_behind) the norm reads the image in the layout that the convolution writes, and the
+convolution stays. Source: "A ConvNet for the 2020s", Liu and others, 2022; patches as rows of a product: "An Image is Worth 16x16 Words",
+Dosovitskiy and others, 2021.
 """
 
 from __future__ import annotations
@@ -131,13 +132,11 @@ class PatchLinear(Fusion):
             deep = SpaceToDepth <blocksize: int = @patch> (first)
             Y = Transpose <perm = {list(_layouts.TO_LAST)}> (deep)"""
         head = "<patch, epsilon, dtype> (X, Scale, Offset) => (Y)"
+        planes = f"""rows = Transpose <perm = {list(_layouts.TO_LAST)}> (X)
+            {layernorm.statements(opset, "rows", "Scale", "Offset", "Y")}"""
         made = [
             _bodies.define(opset, f"LayerNormPatches {head} {{ whole = Identity (X) {patches} }}"),
-            _bodies.define(
-                opset,
-                f"""LayerNormPlanes <epsilon, dtype> (X, Scale, Offset) => (Y) {{
-                    rows = Transpose <perm = {list(_layouts.TO_LAST)}> (X) {layernorm.statements(opset, "rows", "Scale", "Offset", "Y")} }}""",
-            ),
+            _bodies.define(opset, f"LayerNormPlanes <epsilon, dtype> (X, Scale, Offset) => (Y) {{ {planes} }}"),
             _bodies.define(opset, "PatchLinear <dtype> (X, W, bias) => (Y) { product = MatMul (X, W) Y = Add (product, bias) }"),
         ]
         if opset >= _CROPS:

@@ -16,7 +16,7 @@ from onnxfuse.engine import prepare
 from tests.fusions import convnext
 from tests.fusions.helpers import NEWEST, Net, check, fuse, layer_norm, names, ops, proved, random, run, same, undo, value
 
-C, O, H, W = 16, 24, 6, 8
+C, FILTERS, H, W = 16, 24, 6, 8
 X = random(2, C, H, W)
 PAIR = ["onnxfuse::LayerNormPatches", "onnxfuse::PatchLinear"]
 CROPPED = ["onnxfuse::LayerNormPatchesCropped", "onnxfuse::PatchLinear"]
@@ -31,7 +31,7 @@ def model(
     elem: int = TensorProto.FLOAT,
     dtype: Any = np.float32,
     channels: int = C,
-    filters: int = O,
+    filters: int = FILTERS,
     last: bool = False,
     perm: Sequence[int] = (0, 3, 1, 2),
     epsilon: float = 1e-6,
@@ -111,7 +111,7 @@ def test_a_norm_that_was_spelled_out() -> None:
         norm = net.op("Div", centered, net.op("Sqrt", net.op("Add", variance, net.const(1e-6))))
         norm = net.op("Add", net.op("Mul", norm, net.const(np.full(C, 0.5))), net.const(np.ones(C)))
         moved = net.op("Transpose", norm, perm=[0, 3, 1, 2])
-        y = net.op("Conv", moved, net.const(random(O, C, 2, 2)), strides=[2, 2])
+        y = net.op("Conv", moved, net.const(random(FILTERS, C, 2, 2)), strides=[2, 2])
         fused, sites, misses = check(net.model([value("x", ("N", C, *size))], [y]), {"x": random(2, C, *size)})
         assert ("patch_linear" in names(sites)) == (fused_ops is not None)
         if fused_ops:
@@ -194,7 +194,7 @@ def test_readers_of_the_result_with_its_channels_last_read_the_product(also_outp
             onnx.helper.make_node("Relu", ["last"], ["z"]),
         ]
     )
-    rest = [value("z", ["N", H // 2, W // 2, O]), value("last", ["N", H // 2, W // 2, O])]
+    rest = [value("z", ["N", H // 2, W // 2, FILTERS]), value("last", ["N", H // 2, W // 2, FILTERS])]
     kept = [y, *rest] if also_output else rest[:1]
     kept = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
     del original.graph.output[:]
@@ -262,7 +262,7 @@ def test_a_norm_behind_a_convolution_that_becomes_a_product() -> None:
     """It reads the product, whose channels are last already."""
     original = model(last=True)
     (y,) = original.graph.output
-    affine = [onnx.numpy_helper.from_array(random(O, seed=seed), f"affine{seed}") for seed in (1, 2)]
+    affine = [onnx.numpy_helper.from_array(random(FILTERS, seed=seed), f"affine{seed}") for seed in (1, 2)]
     original.graph.initializer.extend(affine)
     original.graph.node.extend(
         [
@@ -270,7 +270,7 @@ def test_a_norm_behind_a_convolution_that_becomes_a_product() -> None:
             onnx.helper.make_node("LayerNormalization", ["last", "affine1", "affine2"], ["z"], axis=-1),
         ]
     )
-    y.CopyFrom(value("z", ["N", H // 2, W // 2, O]))
+    y.CopyFrom(value("z", ["N", H // 2, W // 2, FILTERS]))
     fused, _, _ = check(original, {"x": X.transpose(0, 2, 3, 1)})
     assert ops(fused) == [*PAIR, "LayerNormalization"]
 
@@ -289,7 +289,7 @@ def spelled(
     norm = net.op("Div", centered, net.op("Sqrt", net.op("Add", variance, net.const(1e-6))))
     norm = net.op("Mul", net.const(random(*shape, seed=1)), norm)
     norm = net.op("Add", norm, net.const(random(*shape, seed=2)))
-    y = net.op("Conv", norm, net.const(random(O, C, 2, 2, seed=3)), net.const(random(O, seed=4)), strides=[2, 2])
+    y = net.op("Conv", norm, net.const(random(FILTERS, C, 2, 2, seed=3)), net.const(random(FILTERS, seed=4)), strides=[2, 2])
     return net.model([value("x", ("N", C, *size))], [y])
 
 
