@@ -11,8 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from onnxfuse import pipeline
+from onnxfuse import measuring, pipeline
 from onnxfuse.engine import prepare
+from onnxfuse.plan.measure import grouped
 from tests.fusions import convnext
 from tests.fusions.helpers import NEWEST, Net, check, fuse, layer_norm, names, ops, proved, random, run, same, undo, value
 
@@ -408,3 +409,16 @@ def test_a_float32_model_that_becomes_half(tmp_path: Path) -> None:
     given = onnx.load_from_string(prepare.for_parser(kept, plugins))
     made = [node.op_type for node in given.graph.node if node.op_type not in ("Cast", "Transpose")]
     assert made == ["LayerNormPatches", "MatMul", "Add"]
+    assert prepare.plugin_ops_in(fused, plugins) == {"LayerNormPatches", "PatchLinear"}
+    assert prepare.plugin_ops_in(kept, plugins) == {"LayerNormPatches"}
+
+
+def test_policy_measure_tries_the_three_together() -> None:
+    assert {"patch_linear", "linear_epilogue", "dwconv_layernorm"} in measuring._together()
+
+
+def test_the_norm_behind_the_stem_is_a_group_of_its_own(tmp_path: Path) -> None:
+    onnx.save(stages(stem=True, blocks=(1, 1)), tmp_path / "m.onnx")
+    places, _ = pipeline.sites(tmp_path / "m.onnx")
+    groups = [group for group in grouped(places) if group.fusion == "patch_linear"]
+    assert sorted(group.variant or "" for group in groups) == ["norm_before", "norm_behind"]
