@@ -62,6 +62,7 @@ OPS = (
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
     Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
+    Op("LayerNormPatches", "LayerNormalization over channels, channels last, its rows written as patches", MAX_WIDTH),
     Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
     Op("Linear", "X W + bias, then GELU, SiLU or ReLU; or residual + scale * (X W + bias)", None, HALVES, half_from=80),
     Op("LSTMSequence", "one to four layers of LSTM, any direction, states and lengths; hidden a multiple of 8", None),

@@ -47,6 +47,9 @@ CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "LinearRelu": ("Linear", {"activation": "relu"}),
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
+    "LayerNormPatchesCropped": ("LayerNormPatches", {}),
+    "LayerNormPlanes": ("LayerNormPatches", {"channels_first": 1}),
+    "PatchLinear": ("Linear", {}),
     **recurrence.CREATORS,
     **attention.CREATORS,
     **rotary.CREATORS,
@@ -132,8 +135,7 @@ def _set_float32_apart(model: onnx.ModelProto) -> None:
     """Gives the float32 nodes of HALF_ALONE an op type of their own, with the same function, that no plugin executes."""
     apart = set()
     for node in _nodes(model):
-        half_alone = node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE
-        if half_alone and any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute):
+        if _is_apart(node):
             apart.add(node.op_type)
             node.op_type += _APART
     for function in [function for function in model.functions if function.domain == DOMAIN and function.name in apart]:
@@ -142,9 +144,16 @@ def _set_float32_apart(model: onnx.ModelProto) -> None:
         copy.name += _APART
 
 
+def _is_apart(node: onnx.NodeProto) -> bool:
+    """Whether a node is one of float32 whose plugin takes halves alone."""
+    half_alone = node.domain == DOMAIN and creator(node.op_type) in HALF_ALONE
+    return half_alone and any(attribute.name == "dtype" and attribute.i == onnx.TensorProto.FLOAT for attribute in node.attribute)
+
+
 def plugin_ops_in(path: Path, plugin_ops: frozenset[str], say: encoder.Say = lambda line: None) -> frozenset[str]:
     """The op types of the model at `path` that a creator among `plugin_ops` makes plugins for."""
-    known = [node for node in _nodes(read(path)) if node.domain == DOMAIN and creator(node.op_type) in plugin_ops]
+    own = (node for node in _nodes(read(path)) if node.domain == DOMAIN and not _is_apart(node))
+    known = [node for node in own if creator(node.op_type) in plugin_ops]
     wide = [node for node in known if node.op_type in encoder.KINDS and not encoder.executable(node)]
     if wide:
         say(f"encoder layers: their kernel takes float16 and bfloat16, and {len(wide)} are of another type: left to TensorRT")

@@ -19,6 +19,7 @@ from onnxfuse.fusions import (
     linear_bias,
     linear_epilogue,
     lstm,
+    patch_linear,
     qkv_pack,
     rmsnorm,
     rope,
@@ -40,6 +41,7 @@ BUILT_IN: tuple[Fusion, ...] = (
     qkv_pack.FUSION,
     encoder_layer.FUSION,
     linear_epilogue.FUSION,
+    patch_linear.FUSION,  # it reads and writes what linear_epilogue transposes; dwconv_layernorm reads what it writes
     dwconv_layernorm.FUSION,
     groupnorm_silu.FUSION,
     skip_layernorm.FUSION,

@@ -403,6 +403,14 @@ def _depthwise_norm(walk: _Walk, node: gs.Node) -> Shapes:
     return [] if dims is None or len(dims) != 4 else [[dims[axis] for axis in (0, 2, 3, 1)]]
 
 
+def _patches(walk: _Walk, node: gs.Node) -> Shapes:
+    dims, patch = walk.dims(node), int(node.attrs.get("patch", 1))
+    if dims is None or len(dims) != 4:
+        return []
+    depth = walk.names.times([dims[3], patch * patch])
+    return [[dims[0], walk.names.divided(dims[1], patch), walk.names.divided(dims[2], patch), depth]]
+
+
 def _squeeze(walk: _Walk, node: gs.Node) -> Shapes:
     dims, axes = walk.dims(node), walk.numbers(node, 1, "axes")
     if dims is None or axes is None:
@@ -724,10 +732,12 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipRMSNormalization"), _residual_norm),
     **dict.fromkeys(("MatMul", "MatMulInteger"), _matmul),
     **dict.fromkeys(("LinearGelu", "LinearGeluTanh", "LinearQuickGelu", "LinearRelu", "LinearResidual", "LinearSilu"), _matmul),
+    "PatchLinear": _matmul,
+    **dict.fromkeys(("LayerNormPatches", "LayerNormPatchesCropped"), _patches),
     **dict.fromkeys(("Conv", "ConvInteger", "AveragePool", "MaxPool"), _window),
     "Concat": _concat,
     "ConstantOfShape": _of_shape,
-    "DepthwiseConvLayerNorm": _depthwise_norm,
+    **dict.fromkeys(("DepthwiseConvLayerNorm", "LayerNormPlanes"), _depthwise_norm),
     "Expand": _expand,
     "Gather": _gather,
     "Conv": _conv,

@@ -28,6 +28,7 @@ _OWN_ATTRIBUTES = {
     "hidden_size": AttributeProto.INT,
     "linear_before_reset": AttributeProto.INT,
     "num_groups": AttributeProto.INT,
+    "patch": AttributeProto.INT,
     "rotary": AttributeProto.INT,
     "scale": AttributeProto.FLOAT,
     "fill": AttributeProto.FLOAT,

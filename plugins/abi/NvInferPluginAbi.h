@@ -75,7 +75,11 @@ enum class PluginCapabilityType : int32_t
     kRUNTIME = 2
 };
 
-enum class DimensionOperation : int32_t;
+enum class DimensionOperation : int32_t
+{
+    kPROD = 1,
+    kFLOOR_DIV = 7
+};
 
 class Dims64
 {
@@ -192,6 +196,10 @@ public:
     IDimensionExpr const* constant(int64_t value) noexcept
     {
         return mImpl->constant(value);
+    }
+    IDimensionExpr const* operation(DimensionOperation op, IDimensionExpr const& first, IDimensionExpr const& second) noexcept
+    {
+        return mImpl->operation(op, first, second);
     }
 
 protected:

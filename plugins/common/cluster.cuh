@@ -46,6 +46,17 @@ inline cudaLaunchAttribute cluster_attribute(int size)
     return attribute;
 }
 
+// Adds to `attributes`, of which there are `count`, what lets a kernel start before the stream's kernel before it has ended; nothing on a GPU
+// that lacks it (before compute capability 9.0).
+inline void start_early(cudaLaunchAttribute* attributes, unsigned& count)
+{
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 9)
+        return;
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+}
+
 // `kernel`(args) in `blocks` blocks, `cluster` of them, next to each other along x, in a cluster. early: it may start before the stream's kernel before it
 // has ended, and waits for it itself (from compute capability 9.0 on; elsewhere it starts as usual). cudaErrorInvalidValue where the grid is too large, or the
 // shared memory more than this GPU gives a block.
@@ -74,12 +85,8 @@ cudaError_t launch_cluster(void (*kernel)(Args), Args const& args, dim3 blocks, 
     config.stream = stream;
     cudaLaunchAttribute attribute[2] = {cluster_attribute(cluster), {}};
     unsigned count = cluster > 1 ? 1 : 0;
-    int device = 0, major = 0;
-    if (early && cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9)
-    {
-        attribute[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
+    if (early)
+        start_early(attribute, count);
     config.attrs = attribute;
     config.numAttrs = count;
     return cudaLaunchKernelEx(&config, kernel, args);

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cluster.cuh"
 #include "geometry.h"
 #include "vector.cuh"
 
@@ -79,9 +80,9 @@ inline cudaError_t multiprocessors(int& count)
 }
 
 // Launches a row kernel `kernel<T, kVector, kPerThread>(args)` on the geometry of args.rows and args.width.
-// Kernels::run<T, kVector, kPerThread>() names it.
+// Kernels::get<T, kVector, kPerThread>() names it. early: see launch_cluster.
 template <typename Kernels, typename T, int kVector, typename Args>
-cudaError_t launch_rows(Args const& args, int wanted_threads, cudaStream_t stream)
+cudaError_t launch_rows(Args const& args, int wanted_threads, cudaStream_t stream, bool early = false)
 {
     int sms = 0;
     if (cudaError_t const status = multiprocessors(sms); status != cudaSuccess)
@@ -94,6 +95,10 @@ cudaError_t launch_rows(Args const& args, int wanted_threads, cudaStream_t strea
         config.gridDim = dim3(static_cast<unsigned>(geometry.blocks));
         config.blockDim = dim3(geometry.threads, geometry.rows_per_block);
         config.stream = stream;
+        cudaLaunchAttribute attribute[1]{};
+        config.attrs = attribute;
+        if (early)
+            start_early(attribute, config.numAttrs);
         return cudaLaunchKernelEx(&config, Kernels::template get<T, kVector, per_thread.value>(), args);
     });
 }

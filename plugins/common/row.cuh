@@ -56,6 +56,21 @@ __device__ __forceinline__ void add_rows(
     }
 }
 
+// x = the row that starts at vector `first`.
+template <typename T, int kPerThread, int kVector>
+__device__ __forceinline__ void load_row(T const* from, int64_t first, int vectors, float (&x)[kPerThread][kVector])
+{
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+    {
+        int const column = column_of<kPerThread>(i);
+        Vector<T, kVector> part{};
+        if (column < vectors)
+            part = load<T, kVector>(from, first + column);
+        unpack(part, x[i]);
+    }
+}
+
 template <typename T, int kPerThread, int kVector>
 __device__ __forceinline__ void store_row(T* to, int64_t first, int vectors, float const (&x)[kPerThread][kVector])
 {
@@ -71,6 +86,13 @@ __device__ __forceinline__ void store_row(T* to, int64_t first, int vectors, flo
         }
     }
 }
+
+// What a row is normalised by: (x - offset) * scale.
+struct Normalizer
+{
+    float offset;
+    float scale;
+};
 
 // Sums N values over the threads of a row: all threads get the sums. The order is fixed, so the result is the same in every run.
 // `shared` is this call's own: N * kMaxThreads / 32 floats.

@@ -27,13 +27,6 @@ struct SkipNormArgs
     float epsilon;
 };
 
-// What a row is normalised by: (x - offset) * scale.
-struct Normalizer
-{
-    float offset;
-    float scale;
-};
-
 // The kernel of one row. Statistics::of(x, inside, per_width, epsilon) gives the Normalizer of the row in x, and may change x: inside(i) is
 // whether vector i is within the row. Statistics::kBeta: whether there may be a beta.
 template <typename Statistics, typename T, int kVector, int kPerThread>

@@ -156,6 +156,8 @@ int main()
     ENUM(DataType, kINT64);
     ENUM(DataType, kINT4);
     ENUM(TensorFormat, kLINEAR);
+    ENUM(DimensionOperation, kPROD);
+    ENUM(DimensionOperation, kFLOOR_DIV);
     ENUM(PluginFieldType, kFLOAT16);
     ENUM(PluginFieldType, kFLOAT32);
     ENUM(PluginFieldType, kFLOAT64);

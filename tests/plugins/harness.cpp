@@ -321,7 +321,18 @@ static void running(Loaded const& library)
 struct Maker : apiv::VExprBuilder
 {
     IDimensionExpr const* constant(int64_t value) override { return new Expression(value); }
-    IDimensionExpr const* operation(DimensionOperation, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
+    IDimensionExpr const* operation(DimensionOperation op, IDimensionExpr const& first, IDimensionExpr const& second) override
+    {
+        if (!first.isConstant() || !second.isConstant())
+            return new Expression(-1);
+        int64_t const a = first.getConstantValue(), b = second.getConstantValue();
+        switch (op)
+        {
+        case DimensionOperation::kPROD: return new Expression(a * b);
+        case DimensionOperation::kFLOOR_DIV: return new Expression(a / b);
+        default: return nullptr;
+        }
+    }
     IDimensionExpr const* declareSizeTensor(int32_t, IDimensionExpr const&, IDimensionExpr const&) override { return nullptr; }
 };
 
@@ -664,6 +675,60 @@ static void epilogues(Loaded const& library)
     EXPECT(!library.make("Linear", {number("groups", &one)}));
 }
 
+// The norm that writes patches.
+static void patches(Loaded const& library)
+{
+    static int32_t const four = 4;
+    IPluginV3* const plain = library.make("LayerNormPatches", {epsilon_field, number("patch", &two)});
+    IPluginV3* const planes = library.make("LayerNormPatches", {number("channels_first", &one)});
+    IPluginV3* const both = library.make("LayerNormPatches", {number("patch", &four), number("channels_first", &one)});
+    EXPECT(plain && planes && both);
+
+    using Extents = std::vector<std::vector<int64_t>>;
+    EXPECT((outputs_of(plain, {{-1, 56, 57, 96}, {96}, {96}}) == Extents{{-1, 28, 28, 384}}));
+    EXPECT((outputs_of(plain, {{2, -1, 9, 96}, {96}, {96}}) == Extents{{2, -1, 4, 384}}));
+    EXPECT((outputs_of(planes, {{-1, 96, 56, 57}, {96}, {96}}) == Extents{{-1, 56, 57, 96}}));
+    EXPECT((outputs_of(both, {{1, 3, 224, 230}, {3}, {3}}) == Extents{{1, 56, 57, 48}}));
+    EXPECT(outputs_of(plain, {{1, 8, 8, 96}, {96}}).empty());
+    EXPECT(outputs_of(plain, {{1, 8, 96}, {96}, {96}}).empty());
+    EXPECT(outputs_of(plain, {{1, 8, 8, 96}, {96}, {48}}).empty());
+    EXPECT(outputs_of(planes, {{1, 96, 8, 8}, {8}, {8}}).empty());
+    EXPECT(outputs_of(plain, {{1, 8, 8, 16385}, {16385}, {16385}}).empty());
+    EXPECT(outputs_of(planes, {{1, 512, 8, 8}, {512}, {512}}).empty());
+
+    // Channels in groups of 8 behind the pixels are taken for planes, where they are a multiple of 8.
+    DynamicPluginTensorDesc tensors[4] = {};
+    for (DynamicPluginTensorDesc& tensor : tensors)
+        tensor.desc = desc({2, 96, 8, 9});
+    for (int i = 0; i < 4; ++i)
+        EXPECT(build(planes)->supportsFormatCombination(i, tensors, 3, 1) && build(plain)->supportsFormatCombination(i, tensors, 3, 1));
+    tensors[0].desc.format = tensors[3].desc.format = TensorFormat::kHWC8;
+    EXPECT(build(planes)->supportsFormatCombination(0, tensors, 3, 1));
+    EXPECT(!build(planes)->supportsFormatCombination(3, tensors, 3, 1));
+    EXPECT(!build(plain)->supportsFormatCombination(0, tensors, 3, 1));
+    tensors[0].desc = desc({2, 6, 8, 9});
+    tensors[0].desc.format = TensorFormat::kHWC8;
+    EXPECT(!build(both)->supportsFormatCombination(0, tensors, 3, 1));
+    tensors[0].desc = desc({2, 96, 8, 9}, DataType::kFLOAT);
+    tensors[0].desc.format = TensorFormat::kHWC8;
+    EXPECT(!build(planes)->supportsFormatCombination(0, tensors, 3, 1));
+
+    // Without a batch there is nothing to do, and no GPU is asked; with one, pointers are.
+    void const* const inputs[3] = {};
+    void* const outputs[1] = {};
+    PluginTensorDesc given[] = {desc({0, 8, 8, 96}), desc({96}), desc({96})};
+    EXPECT(runtime(plain)->onShapeChange(given, 3, given, 1) == 0);
+    EXPECT(runtime(plain)->enqueue(given, given, inputs, outputs, nullptr, nullptr) == 0);
+    given[0].dims.d[0] = 1;
+    EXPECT(runtime(plain)->enqueue(given, given, inputs, outputs, nullptr, nullptr) != 0);
+
+    for (IPluginV3* const first : {plain, planes, both})
+        comes_back(library, first);
+
+    EXPECT(!library.make("LayerNormPatches", {number("patch", &zero)}));
+    EXPECT(!library.make("LayerNormPatches", {number("channels_first", &two)}));
+}
+
 int main(int, char** argv)
 {
     Loaded const library(argv[1]);
@@ -690,6 +755,8 @@ int main(int, char** argv)
         attention(library);
     else if (scenario == "epilogues")
         epilogues(library);
+    else if (scenario == "patches")
+        patches(library);
     else
         return 2;
     return failures ? 1 : 0;

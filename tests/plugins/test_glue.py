@@ -111,6 +111,17 @@ SCENARIOS = {
         "Linear: field 'activation' is 'elu'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick",
         "Linear: field 'groups' is not known; the fields are activation, residual",
     ],
+    "patches": [
+        "LayerNormPatches: 2 inputs; it takes 3",
+        "LayerNormPatches: X has shape [1x8x96]; it must have rank 4",
+        "LayerNormPatches: Offset has shape [48]; it must be 1-D, of the last axis' length 96",
+        "LayerNormPatches: Scale has shape [8]; it must be 1-D, of the last axis' length 96",
+        "LayerNormPatches: X has 16385 channels and the kernel takes up to 16384; leave this node to TensorRT",
+        "LayerNormPatches: X has 512 channels and the kernel takes up to 504; leave this node to TensorRT",
+        "LayerNormPatches: the kernel did not start: invalid argument",
+        "LayerNormPatches: field 'patch' is 0; it must be a whole number from 1 to 256",
+        "LayerNormPatches: field 'channels_first' is 2; it must be a whole number from 0 to 1",
+    ],
 }
 
 

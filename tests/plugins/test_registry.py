@@ -51,6 +51,7 @@ good = [
     outputs("GRUSequence", hidden_size=i32(64), layers=i32(3), y_perm=np.array([2, 0, 1, 3], np.int32)),
     outputs("FusedRotary", rotary=i64(64)),
     outputs("FusedAttention", heads=i32(12), scale=f32(0.125), added=i64(1), q_perm=np.array([0, 1, 2, 3], np.int64)),
+    outputs("LayerNormPatches", patch=i64(2), epsilon=f32(1e-6)),
     outputs("EncoderStack", heads=i64(12), inner=i64(3072), scale=f32(0.125), has_mask=i64(1)),
     outputs("Elementwise", layout="1;name=0;rank=1;vector=4;each=1;end=none;groups=1;in=f1;out=fe,?e", code="f0VMRg=="),
 ]
@@ -61,6 +62,7 @@ bad = [
     outputs("BiasGelu", approximate="sigmoid"),
     outputs("FusedAttention", heads=i32(6), kv_heads=i32(4)),
     outputs("FusedRotary", rotary=i32(63)),
+    outputs("LayerNormPatches", patch=i32(0)),
 ]
 print(json.dumps({
     "version": trt.__version__,
@@ -111,6 +113,7 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
         "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
+        "LayerNormPatches": ["epsilon", "patch", "channels_first"],
         "GroupNormSilu": ["epsilon", "num_groups", "film"],
         "Linear": ["activation", "residual"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
@@ -120,12 +123,13 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "EncoderStack": ["heads", "inner", "pre_norm", "first_norm", "activation", "has_mask", "epsilon", "scale", "shapes", "code"],
         "Elementwise": ["layout", "code"],
     }
-    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 1, 2]
-    assert said["bad"] == [None, None, None, None, None]
+    assert said["good"] == [1, 2, 2, 1, 1, 1, 1, 3, 4, 1, 1, 1, 1, 2]
+    assert said["bad"] == [None] * 6
     assert [line for line in done.stderr.splitlines() if line.startswith("onnxfuse: ")] == [
         "onnxfuse: SkipLayerNormalization: field 'epsilon' is -1; it must be a number that is not negative",
         "onnxfuse: SkipRMSNormalization: field 'outputs' is 0; it must be a whole number from 1 to 2",
         "onnxfuse: BiasGelu: field 'approximate' is 'sigmoid'; it must be none, tanh or quick",
         "onnxfuse: FusedAttention: fields 'heads' and 'kv_heads' are 6 and 4; the first must be a multiple of the second",
         "onnxfuse: FusedRotary: field 'rotary' is 63; it must be an even number of elements",
+        "onnxfuse: LayerNormPatches: field 'patch' is 0; it must be a whole number from 1 to 256",
     ]
