@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +82,7 @@ class Library:
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     room = Room()
 
     def empty(count: int, dtype: str, device: str) -> Tensor:
@@ -96,7 +95,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
         empty_like=lambda tensor: Tensor(room, tensor.count, tensor.kind),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    yield room
+    return room
 
 
 def test_cases_keep_what_they_hand_over(room: Room) -> None:

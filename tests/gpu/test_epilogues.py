@@ -101,7 +101,7 @@ def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> No
 
 @pytest.mark.parametrize("name", ["convnext", "groupnorm"])
 def test_an_engine_with_these_plugins(name: str, launchers: Any, tmp_path: Path) -> None:
-    """Fused throughout (a ConvNeXt's blocks channels last) and built for batches of 1 to 8, against onnxruntime's result of the original."""
+    """Fused throughout (ConvNeXt's blocks channels last), built for batches of 1 to 8, against onnxruntime's result of the original."""
     if name == "convnext":
         original, wanted, shapes = (
             convnext.model(3),
