@@ -41,8 +41,9 @@ class Linear(ctypes.Structure):
     """OnnxfuseLinear of plugins/Linear/launch.h."""
 
     _fields_ = [
-        *((name, _I) for name in ("dtype", "activation", "rows", "width", "columns")),
-        *((name, _P) for name in ("input", "weight", "bias", "scale", "residual", "output")),
+        *((name, _I) for name in ("dtype", "activation", "rows", "width", "columns", "ending")),
+        ("epsilon", ctypes.c_float),
+        *((name, _P) for name in ("input", "weight", "bias", "scale", "residual", "output", "gamma", "beta", "total")),
         *((name, _I) for name in ("tile_rows", "tile_columns", "stages", "split", "hopper", "early")),
     ]
 
