@@ -18,6 +18,8 @@ from onnxfuse.fusions import (
     layernorm,
     linear_bias,
     linear_epilogue,
+    linear_gated,
+    linear_layernorm,
     lstm,
     qkv_pack,
     rmsnorm,
@@ -39,6 +41,9 @@ BUILT_IN: tuple[Fusion, ...] = (
     linear_bias.FUSION,
     qkv_pack.FUSION,
     encoder_layer.FUSION,
+    # What takes more of a product's surroundings comes first.
+    linear_gated.FUSION,
+    linear_layernorm.FUSION,
     linear_epilogue.FUSION,
     dwconv_layernorm.FUSION,
     groupnorm_silu.FUSION,

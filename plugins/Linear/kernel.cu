@@ -47,8 +47,6 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
     return cudaErrorInvalidValue;
 }
 
-constexpr int kMostNormed = 256; // columns of a row that one block has
-
 bool sizes_supported(OnnxfuseLinear const& p)
 {
     bool const ends = p.ending == static_cast<int>(Ending::kColumns) || (p.ending == static_cast<int>(Ending::kGated) && p.columns % 16 == 0)

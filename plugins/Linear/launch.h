@@ -16,6 +16,7 @@ enum class Ending : int
     kGated = 1,   // of each 16 columns the last 8 times the activation of the first 8
     kNorm = 2     // LayerNorm over the columns
 };
+constexpr int kMostNormed = 256; // columns, for the norm: a block has whole rows
 } // namespace onnxfuse
 
 extern "C"

@@ -102,6 +102,10 @@ SCENARIOS = {
         "Linear: W has shape [96x100]; its sizes must be multiples of 8; leave this node to TensorRT",
         "Linear: W [192x384] has another shape than width of X, columns [96x384]; a broadcast is not supported",
         "Linear: residual [1x96] has another shape than the product [7x96]; a broadcast is not supported",
+        "Linear: W has 200 columns; gated it must have a multiple of 16",
+        "Linear: 5 inputs; it takes 7",
+        "Linear: W has 264 columns; the norm takes up to 256; leave this node to TensorRT",
+        "Linear: beta has shape [48]; it must be 1-D, of the last axis' length 96",
         "Linear: input 0 has TensorRT data type 0; float16 and bfloat16 are supported",
         "DepthwiseConvLayerNorm: the kernel did not start: invalid argument",
         "GroupNormSilu: the kernel did not start: invalid argument",
@@ -109,7 +113,10 @@ SCENARIOS = {
         "DepthwiseConvLayerNorm: field 'channels_last' is 2; it must be a whole number from 0 to 1",
         "GroupNormSilu: field 'num_groups' is 0; it must be 1 or more",
         "Linear: field 'activation' is 'elu'; it must be none, relu, silu, gelu, gelu_tanh or gelu_quick",
-        "Linear: field 'groups' is not known; the fields are activation, residual",
+        "Linear: field 'groups' is not known; the fields are activation, residual, gated, norm, epsilon, outputs",
+        "Linear: fields residual, gated, norm and outputs are 1, 1, 0 and 1, which do not go together",
+        "Linear: fields residual, gated, norm and outputs are 0, 0, 1 and 1, which do not go together",
+        "Linear: fields residual, gated, norm and outputs are 1, 0, 0 and 2, which do not go together",
     ],
 }
 
