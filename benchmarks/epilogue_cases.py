@@ -41,8 +41,9 @@ class Linear(ctypes.Structure):
     """OnnxfuseLinear of plugins/Linear/launch.h."""
 
     _fields_ = [
-        *((name, _I) for name in ("dtype", "activation", "rows", "width", "columns")),
-        *((name, _P) for name in ("input", "weight", "bias", "scale", "residual", "output")),
+        *((name, _I) for name in ("dtype", "activation", "rows", "width", "columns", "ending")),
+        ("epsilon", ctypes.c_float),
+        *((name, _P) for name in ("input", "weight", "bias", "scale", "residual", "output", "gamma", "beta", "total")),
         *((name, _I) for name in ("tile_rows", "tile_columns", "stages", "split", "hopper", "early")),
     ]
 
@@ -164,8 +165,6 @@ def blocks(library: ctypes.CDLL, dtype: str, side: int, channels: int, depth: in
         second = _linear(dtype, rows, channels, 4 * channels, "gelu", up_bias, None)
         third = _linear(dtype, rows, 4 * channels, channels, "residual", down_bias, scale)
         second.weight, third.weight = up.data_ptr(), down.data_ptr()
-        first.output = second.input = normed.data_ptr()
-        second.output = third.input = hidden.data_ptr()
         first.early = second.early = third.early = 1
         steps.append((first, second, third))
         kept.append((taps, vectors, up, up_bias, down, down_bias, scale))
@@ -174,6 +173,9 @@ def blocks(library: ctypes.CDLL, dtype: str, side: int, channels: int, depth: in
         x = read[0]
         for number, (first, second, third) in enumerate(steps):
             first.input = third.residual = x
+            # Here, and not where they are made: the launch keeps what it writes to.
+            first.output = second.input = normed.data_ptr()
+            second.output = third.input = hidden.data_ptr()
             x = third.output = written[0] if number == depth - 1 else between[number % 2].data_ptr()
             for function, problem in ((dw, first), (product, second), (product, third)):
                 if failed := int(function(ctypes.byref(problem), _P(stream))):

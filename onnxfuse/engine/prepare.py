@@ -34,22 +34,28 @@ _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 # TensorRT gives a plugin its inputs without their places, so a node says whether an optional input that others may
 # follow is there: attribute -> place.
 OPTIONAL_INPUTS = {"SkipLayerNormalization": {"has_beta": 3}, **recurrence.OPTIONAL_INPUTS}
-COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "LSTMSequence", "GRUSequence"})
+COUNTED_OUTPUTS = frozenset({"SkipLayerNormalization", "SkipRMSNormalization", "LSTMSequence", "GRUSequence", "Linear"})
 # One function serves one op type, one creator all kinds of a GELU: op type -> creator, and the attribute that says the kind.
 CREATORS: dict[str, tuple[str, dict[str, int | str]]] = {
     "BiasGeluTanh": ("BiasGelu", {"approximate": "tanh"}),
     "BiasQuickGelu": ("BiasGelu", {"approximate": "quick"}),
     "DepthwiseConvLayerNormLast": ("DepthwiseConvLayerNorm", {"channels_last": 1}),
     "FilmGroupNormSilu": ("GroupNormSilu", {"film": 1}),
+    "LinearGeglu": ("Linear", {"activation": "gelu", "gated": 1}),
+    "LinearGegluTanh": ("Linear", {"activation": "gelu_tanh", "gated": 1}),
     "LinearGelu": ("Linear", {"activation": "gelu"}),
     "LinearGeluTanh": ("Linear", {"activation": "gelu_tanh"}),
+    "LinearLayerNorm": ("Linear", {"residual": 1, "norm": 1}),
+    "LinearQuickGeglu": ("Linear", {"activation": "gelu_quick", "gated": 1}),
     "LinearQuickGelu": ("Linear", {"activation": "gelu_quick"}),
+    "LinearReglu": ("Linear", {"activation": "relu", "gated": 1}),
     "LinearRelu": ("Linear", {"activation": "relu"}),
     "LinearResidual": ("Linear", {"residual": 1}),
     "LinearSilu": ("Linear", {"activation": "silu"}),
     "LayerNormPatchesCropped": ("LayerNormPatches", {}),
     "LayerNormPlanes": ("LayerNormPatches", {"channels_first": 1}),
     "PatchLinear": ("Linear", {}),
+    "LinearSwiglu": ("Linear", {"activation": "silu", "gated": 1}),
     **recurrence.CREATORS,
     **attention.CREATORS,
     **rotary.CREATORS,

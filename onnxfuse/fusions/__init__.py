@@ -18,6 +18,8 @@ from onnxfuse.fusions import (
     layernorm,
     linear_bias,
     linear_epilogue,
+    linear_gated,
+    linear_layernorm,
     lstm,
     patch_linear,
     qkv_pack,
@@ -40,6 +42,9 @@ BUILT_IN: tuple[Fusion, ...] = (
     linear_bias.FUSION,
     qkv_pack.FUSION,
     encoder_layer.FUSION,
+    # What takes more of a product's surroundings comes first.
+    linear_gated.FUSION,
+    linear_layernorm.FUSION,
     linear_epilogue.FUSION,
     patch_linear.FUSION,  # it reads and writes what linear_epilogue transposes; dwconv_layernorm reads what it writes
     dwconv_layernorm.FUSION,

@@ -14,17 +14,14 @@ from __future__ import annotations
 import onnx
 import onnx_graphsurgeon as gs
 
-from onnxfuse.fusions import _bodies, _folding, _layouts, _norms
+from onnxfuse.fusions import _bodies, _folding, _layouts, _norms, _products
 from onnxfuse.fusions import gelu as gelus
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
 from onnxfuse.fusions.pattern import DOMAIN, canonical, const, either, op, tensor
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
-_PRODUCT = op("MatMul", tensor("x"), const("weight"), out="product")
-_BIASED = op("Add", _PRODUCT, const("bias"), out="biased")
-_LINEAR = either(_BIASED, _PRODUCT)
-
+_LINEAR = _products.linear()
 
 # Scale before the transpose, behind it, or no transpose at all; the residual in either layout.
 _BEFORE = op("Mul", _LINEAR, const("scale"))
@@ -45,20 +42,13 @@ class LinearEpilogue(Fusion):
     )
 
     def check(self, match: Match, model: Model) -> Refusal | None:
-        x = match["x"]
-        kind = _norms.element_type(x)
-        half = kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-        if not half and not (model.becomes_half and kind == onnx.TensorProto.FLOAT):
-            name = onnx.TensorProto.DataType.Name(kind).lower() if kind else "unknown"
-            return Refusal(f"tensor cores take float16 and bfloat16; '{x.name}' is of type", name)
-        columns = _refuse_product(match)
+        refusal = _products.refuse_type(match["x"], model)
+        if refusal:
+            return refusal
+        columns = _products.columns_of(match)
         if isinstance(columns, Refusal):
             return columns
-        bias = match.get("bias")
-        refusal = None if bias is None else _norms.row_parameter(bias, [columns], "bias", x)
-        if refusal or match.get("residual") is None:
-            return refusal
-        return _refuse_residual(match, columns)
+        return None if match.get("residual") is None else _refuse_residual(match, columns)
 
     def variant(self, match: Match) -> str:
         if match.get("residual") is not None:
@@ -68,7 +58,7 @@ class LinearEpilogue(Fusion):
         return gelus.variant_of(match.root)
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
-        x, weight = match["x"], match["weight"]
+        x, weight = match["x"], _products.weight_of(match, new)
         columns = int((query.shape(weight) or [0, 0])[1] or 0)
         inputs = [x, weight, _norms.parameter(match.get("bias"), [columns], 0.0, x, new)]
         attrs = {"dtype": _norms.element_type(x)}
@@ -100,20 +90,6 @@ class LinearEpilogue(Fusion):
             *(_bodies.define(opset, f"{name} <dtype> (X, W, bias) => (Y) {{ {linear} {body} }}") for name, body in bodies.items()),
             _bodies.define(opset, f"LinearResidual <dtype> (X, W, bias, scale, residual) => (Y) {{ {linear} {joined} }}"),
         )
-
-
-def _refuse_product(match: Match) -> int | Refusal:
-    """The columns of the product; refused where the kernel does not take it."""
-    x, weight = match["x"], match["weight"]
-    sizes = _folding.known_sizes(weight)
-    if sizes is None or len(sizes) != 2:
-        return Refusal(f"weight '{weight.name}' is no matrix", query.shape(weight))
-    if sizes[0] % 8 or sizes[1] % 8 or not min(sizes):
-        return Refusal(f"sizes of the weight '{weight.name}' are no multiples of 8", sizes)
-    if _norms.element_type(weight) != _norms.element_type(x):
-        return Refusal(f"weight '{weight.name}' is of another type than '{x.name}'")
-    rank = query.rank(x)
-    return sizes[1] if rank is not None and rank >= 2 else Refusal(f"rank of '{x.name}' is not 2 or more", rank)
 
 
 def _refuse_residual(match: Match, columns: int) -> Refusal | None:

@@ -366,6 +366,11 @@ def _matmul(walk: _Walk, node: gs.Node) -> Shapes:
     return [[*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else [])]]
 
 
+def _gated_matmul(walk: _Walk, node: gs.Node) -> Shapes:
+    """Half of the product's columns open the other half."""
+    return [[*dims[:-1], dims[-1] // 2 if isinstance(dims[-1], int) else None] for dims in _matmul(walk, node) if dims]
+
+
 def _gemm(walk: _Walk, node: gs.Node) -> Shapes:
     a, b = walk.dims(node), walk.dims(node, 1)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
@@ -734,6 +739,7 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     **dict.fromkeys(("LinearGelu", "LinearGeluTanh", "LinearQuickGelu", "LinearRelu", "LinearResidual", "LinearSilu"), _matmul),
     "PatchLinear": _matmul,
     **dict.fromkeys(("LayerNormPatches", "LayerNormPatchesCropped"), _patches),
+    **dict.fromkeys(("LinearGeglu", "LinearGegluTanh", "LinearQuickGeglu", "LinearReglu", "LinearSwiglu"), _gated_matmul),
     **dict.fromkeys(("Conv", "ConvInteger", "AveragePool", "MaxPool"), _window),
     "Concat": _concat,
     "ConstantOfShape": _of_shape,
@@ -743,6 +749,7 @@ _SHAPES: dict[str, Callable[[_Walk, gs.Node], Shapes]] = {
     "Conv": _conv,
     "Gemm": _gemm,
     "If": _if,
+    "LinearLayerNorm": lambda walk, node: _matmul(walk, node) * 2,
     "Loop": _loop,
     "Range": _range,
     "Reshape": _reshape,

@@ -17,11 +17,12 @@ constexpr int group_bytes(int stages)
     return stages * kGroupStageBytes + kGroupRows * kGroupPitch * 4 + 1024 + 16 * stages;
 }
 
-template <typename T, int kSplit>
+template <typename T, int kSplit, Ending kEnding = Ending::kColumns>
 __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ HopperArgs<T> const all)
 {
 #if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
-    constexpr int kParts = kGroupColumns / 8, kOwnRows = kGroupRows / kSplit, kFinishers = 256, kAsks = 256;
+    constexpr int kTaken = kEnding == Ending::kGated ? 16 : 8; // columns of the product that give a vector of results
+    constexpr int kParts = kGroupColumns / kTaken, kOwnRows = kGroupRows / kSplit, kFinishers = 256, kAsks = 256;
     // Vectors of 8 results that a thread finishes.
     constexpr int kEach = (kOwnRows * kParts + kFinishers - 1) / kFinishers;
     LinearArgs<T> const& args = all.rest;
@@ -56,12 +57,14 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
         }
     }
     // All vectors of a thread are of the same columns.
-    int const column = column0 + thread % kParts * 8;
-    Vector<T, 8> bias{}, scale{}, residual[kEach] = {};
+    int const column = column0 + thread % kParts * kTaken;
+    Vector<T, 8> bias{}, scale{}, residual[kEach] = {}; // gated: the value's bias is in `scale`
     if (thread < kFinishers && column < args.columns)
     {
         if (args.bias)
             bias = load<T, 8>(args.bias + column, 0);
+        if (kEnding == Ending::kGated && args.bias)
+            scale = load<T, 8>(args.bias + column + 8, 0);
         if (args.scale)
             scale = load<T, 8>(args.scale + column, 0);
     }
@@ -177,20 +180,38 @@ __global__ void __launch_bounds__(kGroupThreads) linear_group(__grid_constant__ 
             int const at = thread + kFinishers * i, r = at / kParts, row = row0 + rank * kOwnRows + r;
             if (at >= kOwnRows * kParts || row >= args.rows || column >= args.columns)
                 continue;
-            float const* const from = out + r * kGroupPitch + at % kParts * 8;
-            float z[8] = {};
+            float const* const from = out + r * kGroupPitch + at % kParts * kTaken;
+            float z[kTaken] = {};
 #pragma unroll
             for (int other = 0; other < kSplit; ++other)
             {
-                float4 const low = *reinterpret_cast<float4 const*>(from + other * kOwnRows * kGroupPitch);
-                float4 const high = *reinterpret_cast<float4 const*>(from + other * kOwnRows * kGroupPitch + 4);
-                z[0] += low.x, z[1] += low.y, z[2] += low.z, z[3] += low.w;
-                z[4] += high.x, z[5] += high.y, z[6] += high.z, z[7] += high.w;
+#pragma unroll
+                for (int e = 0; e < kTaken; e += 4)
+                {
+                    float4 const four = *reinterpret_cast<float4 const*>(from + other * kOwnRows * kGroupPitch + e);
+                    z[e] += four.x, z[e + 1] += four.y, z[e + 2] += four.z, z[e + 3] += four.w;
+                }
             }
-            finish_vector(z, bias, scale, residual[i], args);
-            Vector<T, 8> rounded;
-            pack(z, rounded);
-            store(args.output + int64_t{row} * args.columns + column, 0, rounded);
+            if constexpr (kEnding == Ending::kGated)
+            {
+                float gate[8], value[8];
+                unpack(bias, gate);
+                unpack(scale, value);
+#pragma unroll
+                for (int e = 0; e < 8; ++e)
+                {
+                    gate[e] += z[e];
+                    value[e] += z[e + 8];
+                }
+                store(args.output + int64_t{row} * (args.columns / 2) + column / 2, 0, gated<T>(gate, value, args.activation));
+            }
+            else
+            {
+                finish_vector(z, bias, scale, residual[i], args);
+                Vector<T, 8> rounded;
+                pack(z, rounded);
+                store(args.output + int64_t{row} * args.columns + column, 0, rounded);
+            }
         }
     }
 #endif

@@ -10,8 +10,8 @@ namespace
 {
 constexpr int kGroupStages = 5; // that leave room for another block: 98 KB
 
-template <typename T, int kColumns>
-cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+template <typename T, int kColumns, Ending kEnding>
+cudaError_t launch_tile(OnnxfuseLinear const& p, cudaStream_t stream)
 {
     int sms = 0;
     if (cudaError_t const status = multiprocessors(sms); status != cudaSuccess)
@@ -23,24 +23,24 @@ cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
         return status;
     if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
         return status;
-    args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
-        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, across, 1, HopperShape<kColumns>::kStages,
-        static_cast<Activation>(p.activation)};
+    args.rest = linear_args<T>(p, across, 1, HopperShape<kColumns>::kStages);
     int64_t const tiles = ceil_div(p.rows, kHopperRows) * across;
-    return launch_cluster(linear_hopper<T, kColumns>, args, std::min<int64_t>(tiles, sms), kHopperThreads, HopperShape<kColumns>::kBytes, 1, p.early != 0, stream);
+    return launch_cluster(linear_hopper<T, kColumns, kEnding>, args, std::min<int64_t>(tiles, sms), kHopperThreads, HopperShape<kColumns>::kBytes, 1, p.early != 0, stream);
 }
 
 template <typename T>
 cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 {
-    return p.tile_columns == 256 ? launch<T, 256>(p, stream) : launch<T, 128>(p, stream);
+    if (p.ending == static_cast<int>(Ending::kGated))
+        return p.tile_columns == 256 ? launch_tile<T, 256, Ending::kGated>(p, stream) : launch_tile<T, 128, Ending::kGated>(p, stream);
+    return p.tile_columns == 256 ? launch_tile<T, 256, Ending::kColumns>(p, stream) : launch_tile<T, 128, Ending::kColumns>(p, stream);
 }
 } // namespace
 
 namespace
 {
-template <typename T, int kSplit>
-cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
+template <typename T, int kSplit, Ending kEnding>
+cudaError_t launch_split(OnnxfuseLinear const& p, cudaStream_t stream)
 {
     int const across = static_cast<int>(ceil_div(p.columns, kGroupColumns));
     int const steps = static_cast<int>(ceil_div(ceil_div(p.width, 64), kSplit)), stages = std::min(steps, kGroupStages);
@@ -50,24 +50,28 @@ cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
         return status;
     if (cudaError_t const status = make_tile_map(args.weight, p.weight, bfloat, p.width, p.columns, kHopperDepth); status != cudaSuccess)
         return status;
-    args.rest = {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
-        static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns, across, kSplit, stages,
-        static_cast<Activation>(p.activation)};
+    args.rest = linear_args<T>(p, across, kSplit, stages);
     dim3 const blocks(static_cast<unsigned>(across * kSplit), static_cast<unsigned>(ceil_div(p.rows, kGroupRows)));
-    return launch_cluster(linear_group<T, kSplit>, args, blocks, kGroupThreads, group_bytes(stages), kSplit, p.early != 0, stream);
+    return launch_cluster(linear_group<T, kSplit, kEnding>, args, blocks, kGroupThreads, group_bytes(stages), kSplit, p.early != 0, stream);
+}
+
+template <typename T, Ending kEnding>
+cudaError_t launch_ending(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (p.split)
+    {
+    case 1: return launch_split<T, 1, kEnding>(p, stream);
+    case 2: return launch_split<T, 2, kEnding>(p, stream);
+    case 4: return launch_split<T, 4, kEnding>(p, stream);
+    case 8: return launch_split<T, 8, kEnding>(p, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 
 template <typename T>
 cudaError_t launch_group(OnnxfuseLinear const& p, cudaStream_t stream)
 {
-    switch (p.split)
-    {
-    case 1: return launch_group<T, 1>(p, stream);
-    case 2: return launch_group<T, 2>(p, stream);
-    case 4: return launch_group<T, 4>(p, stream);
-    case 8: return launch_group<T, 8>(p, stream);
-    }
-    return cudaErrorInvalidValue;
+    return p.ending == static_cast<int>(Ending::kGated) ? launch_ending<T, Ending::kGated>(p, stream) : launch_ending<T, Ending::kColumns>(p, stream);
 }
 } // namespace
 

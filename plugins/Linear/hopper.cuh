@@ -68,7 +68,7 @@ __device__ __forceinline__ void finish_vector(float (&z)[8], Vector<T, 8> const&
 // named in code, and whole lines for the memory.
 constexpr int kPieceColumns = 32, kPiecePitch = kPieceColumns + 4;
 
-template <typename T, int N>
+template <typename T, Ending kEnding, int N>
 __device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float const (&sums)[N], float* piece, int row0, int column0)
 {
     int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -87,7 +87,20 @@ __device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float c
         }
         __syncwarp();
         int const column = column0 + chunk * kPieceColumns + lane % 4 * 8;
-        if (column < args.columns)
+        if constexpr (kEnding == Ending::kGated)
+        {
+            int const pair = column0 + chunk * kPieceColumns + lane % 2 * 16, row = row0 + lane / 2;
+            if (pair < args.columns && row < args.rows)
+            {
+                float4 const* const from = reinterpret_cast<float4 const*>(piece + lane / 2 * kPiecePitch + lane % 2 * 16);
+                float gate[8] = {from[0].x, from[0].y, from[0].z, from[0].w, from[1].x, from[1].y, from[1].z, from[1].w};
+                float value[8] = {from[2].x, from[2].y, from[2].z, from[2].w, from[3].x, from[3].y, from[3].z, from[3].w};
+                add_bias(gate, args.bias, pair);
+                add_bias(value, args.bias, pair + 8);
+                store(args.output + int64_t{row} * (args.columns / 2) + pair / 2, 0, gated<T>(gate, value, args.activation));
+            }
+        }
+        else if (column < args.columns)
         {
             Vector<T, 8> bias{}, scale{};
             if (args.bias)
@@ -117,7 +130,7 @@ __device__ __forceinline__ void hopper_output(LinearArgs<T> const& args, float c
     }
 }
 
-template <typename T, int kColumns>
+template <typename T, int kColumns, Ending kEnding = Ending::kColumns>
 __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_constant__ HopperArgs<T> const args)
 {
 #if defined(ONNXFUSE_HOPPER) || defined(ONNXFUSE_EMULATED) // elsewhere it is never launched
@@ -200,7 +213,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1) linear_hopper(__grid_consta
             barrier_arrive(empty + before);
         int const warp = thread / 32;
         float* const piece = reinterpret_cast<float*>(empty + S::kStages) + (mine * 4 + warp) * 16 * kPiecePitch;
-        hopper_output(args.rest, sums, piece, at.x * kHopperRows + mine * 64 + warp * 16, at.y * kColumns);
+        hopper_output<T, kEnding>(args.rest, sums, piece, at.x * kHopperRows + mine * 64 + warp * 16, at.y * kColumns);
     }
 #endif
 }

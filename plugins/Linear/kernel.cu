@@ -8,38 +8,69 @@ namespace onnxfuse
 {
 namespace
 {
-template <typename T, int kRows, int kColumns>
-cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
+template <typename T, int kRows, int kColumns, Ending kEnding>
+cudaError_t launch_tile(OnnxfuseLinear const& p, cudaStream_t stream)
 {
     using S = LinearShape<kRows, kColumns>;
     int const down = static_cast<int>(ceil_div(p.rows, kRows)), across = static_cast<int>(ceil_div(p.columns, kColumns));
-    LinearArgs<T> const args{static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias),
-        static_cast<T const*>(p.scale), static_cast<T const*>(p.residual), static_cast<T*>(p.output), p.rows, p.width, p.columns,
-        across, p.split, p.stages, static_cast<Activation>(p.activation)};
-    return launch_cluster(linear<T, kRows, kColumns>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, p.early != 0, stream);
+    LinearArgs<T> const args = linear_args<T>(p, across, p.split, p.stages);
+    return launch_cluster(linear<T, kRows, kColumns, kEnding>, args, int64_t{down} * across * p.split, S::kThreads, S::bytes(p.stages), p.split, p.early != 0, stream);
+}
+
+template <typename T, Ending kEnding>
+cudaError_t launch_ending(OnnxfuseLinear const& p, cudaStream_t stream)
+{
+    switch (p.tile_rows * 1000 + p.tile_columns)
+    {
+    case 32064: return launch_tile<T, 32, 64, kEnding>(p, stream);
+    case 64064: return launch_tile<T, 64, 64, kEnding>(p, stream);
+    case 128128: return launch_tile<T, 128, 128, kEnding>(p, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 
 template <typename T>
 cudaError_t launch(OnnxfuseLinear const& p, cudaStream_t stream)
 {
+    switch (static_cast<Ending>(p.ending))
+    {
+    case Ending::kColumns: return launch_ending<T, Ending::kColumns>(p, stream);
+    case Ending::kGated: return launch_ending<T, Ending::kGated>(p, stream);
+    case Ending::kNorm: break;
+    }
     switch (p.tile_rows * 1000 + p.tile_columns)
     {
-    case 32064: return launch<T, 32, 64>(p, stream);
-    case 64064: return launch<T, 64, 64>(p, stream);
-    case 128128: return launch<T, 128, 128>(p, stream);
+    case 32128: return launch_tile<T, 32, 128, Ending::kNorm>(p, stream);
+    case 64128: return launch_tile<T, 64, 128, Ending::kNorm>(p, stream);
+    case 32256: return launch_tile<T, 32, 256, Ending::kNorm>(p, stream);
     }
     return cudaErrorInvalidValue;
 }
 
 bool sizes_supported(OnnxfuseLinear const& p)
 {
+    bool const ends = p.ending == static_cast<int>(Ending::kColumns) || (p.ending == static_cast<int>(Ending::kGated) && p.columns % 16 == 0)
+        || (p.ending == static_cast<int>(Ending::kNorm) && p.columns <= kMostNormed);
     return p.rows >= 0 && p.width >= 0 && p.columns >= 0 && p.width % 8 == 0 && p.columns % 8 == 0 && p.activation >= 0
-        && p.activation <= static_cast<int>(Activation::kGeluQuick) && (p.dtype == 1 || p.dtype == 2);
+        && p.activation <= static_cast<int>(Activation::kGeluQuick) && (p.dtype == 1 || p.dtype == 2) && ends;
 }
 
 int shared_bytes(OnnxfuseLinear const& p)
 {
-    switch (p.tile_rows * 1000 + p.tile_columns)
+    int const tile = p.tile_rows * 1000 + p.tile_columns;
+    if (p.ending == static_cast<int>(Ending::kNorm))
+    {
+        if (p.columns > p.tile_columns)
+            return -1;
+        switch (tile)
+        {
+        case 32128: return LinearShape<32, 128>::bytes(p.stages);
+        case 64128: return LinearShape<64, 128>::bytes(p.stages);
+        case 32256: return LinearShape<32, 256>::bytes(p.stages);
+        }
+        return -1;
+    }
+    switch (tile)
     {
     case 32064: return LinearShape<32, 64>::bytes(p.stages);
     case 64064: return LinearShape<64, 64>::bytes(p.stages);
@@ -50,6 +81,15 @@ int shared_bytes(OnnxfuseLinear const& p)
 
 cudaError_t choose(OnnxfuseLinear& p)
 {
+    bool const norm = p.ending == static_cast<int>(Ending::kNorm);
+    if (norm && p.hopper)
+        return cudaErrorInvalidValue;
+    if (norm)
+    {
+        p.tile_rows = p.tile_rows ? p.tile_rows : 32;
+        p.tile_columns = p.tile_columns ? p.tile_columns : p.columns <= 128 ? 128 : 256;
+        p.stages = p.stages ? p.stages : p.tile_columns == 256 ? 2 : 3;
+    }
     bool const named = p.tile_rows || p.tile_columns || p.stages || p.split || p.hopper;
     if (!named && hopper_supported() == cudaSuccess)
     {
@@ -114,7 +154,10 @@ extern "C" int onnxfuse_launch_linear(OnnxfuseLinear const* problem, void* strea
         return cudaSuccess;
     if (p.width == 0 || !p.input || !p.weight || !p.output)
         return cudaErrorInvalidValue;
-    if (!aligned(16, p.input, p.weight, p.bias, p.scale, p.residual, p.output))
+    bool const norm = p.ending == static_cast<int>(Ending::kNorm), gated = p.ending == static_cast<int>(Ending::kGated);
+    if ((gated && (p.scale || p.residual)) || (!norm && (p.gamma || p.beta || p.total)))
+        return cudaErrorInvalidValue;
+    if (!aligned(16, p.input, p.weight, p.bias, p.scale, p.residual, p.output, p.gamma, p.beta, p.total))
         return cudaErrorMisalignedAddress;
     if (cudaError_t const status = choose(p); status != cudaSuccess)
         return status;

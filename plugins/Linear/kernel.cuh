@@ -1,4 +1,4 @@
-// Matrix product + bias + activation + layer scale + residual on tensor cores (mma.sync).
+// Matrix product + bias + activation + layer scale + residual (+ LayerNorm where a block has whole rows) on tensor cores (mma.sync).
 //
 // A block makes a tile of the product; blocks of a cluster share k and add their sums up through each other's shared memory, so that few
 // rows still fill the GPU, without a workspace. Tiles of both operands come by copies in the background, several stages ahead. Rows of
@@ -21,12 +21,24 @@ struct LinearArgs
     T const* scale;
     T const* residual;
     T* output;
+    T const* gamma;
+    T const* beta;
+    T* total;
+    float epsilon;
     int rows, width, columns;
     int tiles_columns; // tiles along n
     int split;
     int stages;
     Activation activation;
 };
+
+template <typename T>
+LinearArgs<T> linear_args(OnnxfuseLinear const& p, int tiles_columns, int split, int stages)
+{
+    return {static_cast<T const*>(p.input), static_cast<T const*>(p.weight), static_cast<T const*>(p.bias), static_cast<T const*>(p.scale),
+        static_cast<T const*>(p.residual), static_cast<T*>(p.output), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta),
+        static_cast<T*>(p.total), p.epsilon, p.rows, p.width, p.columns, tiles_columns, split, stages, static_cast<Activation>(p.activation)};
+}
 
 constexpr int kLinearDepth = 64; // of a stage along k
 
@@ -54,7 +66,70 @@ __device__ __forceinline__ int part_of(int r, int c)
     return kParts >= 8 ? c ^ (r & 7) : c ^ (r >> 1 & 3);
 }
 
-template <typename T, int kRows, int kColumns>
+// z += bias, and a null bias is zeros.
+template <typename T>
+__device__ __forceinline__ void add_bias(float (&z)[8], T const* bias, int column)
+{
+    if (!bias)
+        return;
+    float other[8];
+    unpack(load<T, 8>(bias + column, 0), other);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        z[e] += other[e];
+}
+
+// activation(gate) * value, eight columns of a row with their biases in them.
+template <typename T>
+__device__ __forceinline__ Vector<T, 8> gated(float (&gate)[8], float const (&value)[8], Activation activation)
+{
+    activate<true>(gate, activation);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        gate[e] *= value[e];
+    Vector<T, 8> rounded;
+    pack(gate, rounded);
+    return rounded;
+}
+
+__device__ __forceinline__ float sum_over_warp(float x)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+// A warp's row of up to 256 columns, eight to a lane where they are `there`: z becomes its norm, in two passes over what is held.
+template <typename T>
+__device__ __forceinline__ void norm_of_row(float (&z)[8], LinearArgs<T> const& args, int column, bool there)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        sum += z[e];
+    float const mean = sum_over_warp(there ? sum : 0.0f) / static_cast<float>(args.columns);
+    float squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        squares = fmaf(z[e] - mean, z[e] - mean, squares);
+    float const rate = 1.0f / sqrtf(sum_over_warp(there ? squares : 0.0f) / static_cast<float>(args.columns) + args.epsilon);
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        z[e] = (z[e] - mean) * rate;
+    if (there && args.gamma)
+    {
+        float other[8];
+        unpack(load<T, 8>(args.gamma + column, 0), other);
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            z[e] *= other[e];
+    }
+    if (there)
+        add_bias(z, args.beta, column);
+}
+
+template <typename T, int kRows, int kColumns, Ending kEnding = Ending::kColumns>
 __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear(LinearArgs<T> const args)
 {
     using S = LinearShape<kRows, kColumns>;
@@ -173,12 +248,11 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
 
     // This block's share of the tile's rows.
     int const share = kRows / args.split, from_row = rank * share;
-    for (int i = thread; i < share * kParts; i += S::kThreads)
-    {
-        int const r = from_row + i / kParts, c = i % kParts * 8, row = row0 + r, column = column0 + c;
-        if (row >= args.rows || column >= args.columns)
-            continue;
-        float z[8] = {};
+    // Eight columns of a row, and what the other blocks have of them.
+    auto const collect = [&](float (&z)[8], int r, int c) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            z[e] = 0.0f;
         for (int other = 0; other < args.split; ++other)
         {
             float4 const* const at = reinterpret_cast<float4 const*>(out + r * S::kPitch + c);
@@ -186,15 +260,11 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
             z[0] += low.x, z[1] += low.y, z[2] += low.z, z[3] += low.w;
             z[4] += high.x, z[5] += high.y, z[6] += high.z, z[7] += high.w;
         }
-        float other[8];
-        if (args.bias)
-        {
-            unpack(load<T, 8>(args.bias + column, 0), other);
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                z[e] += other[e];
-        }
+    };
+    auto const finish = [&](float (&z)[8], int row, int column) {
+        add_bias(z, args.bias, column);
         activate<true>(z, args.activation);
+        float other[8];
         if (args.scale)
         {
             unpack(load<T, 8>(args.scale + column, 0), other);
@@ -202,17 +272,66 @@ __global__ void __launch_bounds__(LinearShape<kRows, kColumns>::kThreads) linear
             for (int e = 0; e < 8; ++e)
                 z[e] *= other[e];
         }
-        int64_t const at = int64_t{row} * args.columns + column;
         if (args.residual)
         {
-            unpack(load<T, 8>(args.residual + at, 0), other);
+            unpack(load<T, 8>(args.residual + int64_t{row} * args.columns + column, 0), other);
 #pragma unroll
             for (int e = 0; e < 8; ++e)
                 z[e] += other[e];
         }
+    };
+    auto const write = [&](T* to, float const(&z)[8], int row, int column) {
         Vector<T, 8> rounded;
         pack(z, rounded);
-        store(args.output + at, 0, rounded);
+        store(to + int64_t{row} * args.columns + column, 0, rounded);
+    };
+    if constexpr (kEnding == Ending::kGated)
+    {
+        for (int i = thread; i < share * kParts / 2; i += S::kThreads)
+        {
+            int const r = from_row + i / (kParts / 2), c = i % (kParts / 2) * 16, row = row0 + r, column = column0 + c;
+            if (row >= args.rows || column >= args.columns)
+                continue;
+            float gate[8], value[8];
+            collect(gate, r, c);
+            collect(value, r, c + 8);
+            add_bias(gate, args.bias, column);
+            add_bias(value, args.bias, column + 8);
+            store(args.output + int64_t{row} * (args.columns / 2) + column / 2, 0, gated<T>(gate, value, args.activation));
+        }
+    }
+    else if constexpr (kEnding == Ending::kNorm)
+    {
+        static_assert(kColumns <= 256, "a warp has a row");
+        int const column = lane * 8;
+        bool const there = column < args.columns;
+        for (int r = from_row + warp; r < from_row + share && row0 + r < args.rows; r += S::kThreads / 32)
+        {
+            float z[8] = {};
+            if (there)
+            {
+                collect(z, r, column);
+                finish(z, row0 + r, column);
+                if (args.total)
+                    write(args.total, z, row0 + r, column);
+            }
+            norm_of_row(z, args, column, there);
+            if (there)
+                write(args.output, z, row0 + r, column);
+        }
+    }
+    else
+    {
+        for (int i = thread; i < share * kParts; i += S::kThreads)
+        {
+            int const r = from_row + i / kParts, c = i % kParts * 8, row = row0 + r, column = column0 + c;
+            if (row >= args.rows || column >= args.columns)
+                continue;
+            float z[8];
+            collect(z, r, c);
+            finish(z, row, column);
+            write(args.output, z, row, column);
+        }
     }
     if (args.split > 1)
     {

@@ -1,4 +1,5 @@
-// Linear: inputs X [..., k], W [k, n], bias [n] and, with residual, scale [n] and residual [..., n]. Output [..., n].
+// Linear: inputs X [..., k], W [k, n], bias [n] and, with residual, scale [n] and residual [..., n]; with norm, gamma and beta [n] behind them.
+// Outputs: Y [..., n], gated [..., n / 2]; with norm the sum that was normalised, too, where it is read.
 #include "../common/tactics.h"
 #include "launch.h"
 
@@ -10,32 +11,43 @@ public:
     using Problem = OnnxfuseLinear;
     static constexpr char const* kName = "Linear";
 
+    // gated: columns of W and bias in groups of 8, what opens and what passes. norm: with residual alone. outputs: 1, or with norm 2.
     // activation: "none", "relu", "silu", "gelu", "gelu_tanh" or "gelu_quick".
     static std::vector<nvinfer1::PluginField> const& fields()
     {
         static std::vector<nvinfer1::PluginField> const known{{"activation", nullptr, nvinfer1::PluginFieldType::kCHAR, 1},
-            {"residual", nullptr, nvinfer1::PluginFieldType::kINT32, 1}};
+            {"residual", nullptr, nvinfer1::PluginFieldType::kINT32, 1}, {"gated", nullptr, nvinfer1::PluginFieldType::kINT32, 1},
+            {"norm", nullptr, nvinfer1::PluginFieldType::kINT32, 1}, {"epsilon", nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1},
+            {"outputs", nullptr, nvinfer1::PluginFieldType::kINT32, 1}};
         return known;
     }
 
     explicit Linear(Fields const& fields)
         : activation_(fields.text("activation", "none"))
         , residual_(fields.integer("residual", 0, 0, 1))
+        , gated_(fields.integer("gated", 0, 0, 1))
+        , norm_(fields.integer("norm", 0, 0, 1))
+        , epsilon_(checked_epsilon(fields))
+        , outputs_(fields.integer("outputs", 1, 1, 2))
         , kind_(kind_of(activation_))
     {
+        if ((gated_ && residual_) || (norm_ && !residual_) || (outputs_ == 2 && !norm_))
+            refuse("fields residual, gated, norm and outputs are %d, %d, %d and %d, which do not go together", residual_, gated_, norm_, outputs_);
     }
 
     int outputs() const
     {
-        return 1;
+        return outputs_;
     }
     std::vector<nvinfer1::PluginField> state() const
     {
-        return {state_field("activation", activation_), state_field("residual", residual_)};
+        return {state_field("activation", activation_), state_field("residual", residual_), state_field("gated", gated_), state_field("norm", norm_),
+            state_field("epsilon", epsilon_), state_field("outputs", outputs_)};
     }
     std::string key() const
     {
-        return "onnxfuse 1 Linear activation=" + activation_ + " residual=" + std::to_string(residual_);
+        return "onnxfuse 1 Linear activation=" + activation_ + " residual=" + std::to_string(residual_) + " gated=" + std::to_string(gated_)
+            + " norm=" + std::to_string(norm_) + " outputs=" + std::to_string(outputs_);
     }
 
     static std::vector<Problem> const& tactics()
@@ -57,6 +69,14 @@ public:
             add(128, 128, 3, 1, 0);
             add(128, 128, 0, 1, 1);
             add(128, 256, 0, 1, 1);
+            // Whole rows, for the norm.
+            for (int const split : {1, 2, 4, 8})
+            {
+                add(32, 128, 3, split, 0);
+                add(64, 128, 3, split, 0);
+                add(32, 256, 2, split, 0);
+                add(32, 256, 3, split, 0);
+            }
             return made;
         }();
         return all;
@@ -84,12 +104,19 @@ public:
         });
     }
     int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*, int32_t,
-        nvinfer1::DimsExprs* outputs, int32_t, nvinfer1::IExprBuilder&) noexcept override
+        nvinfer1::DimsExprs* outputs, int32_t nbOutputs, nvinfer1::IExprBuilder& builder) noexcept override
     {
         return status([&] {
-            check(shapes_of(inputs, nbInputs));
-            outputs[0] = inputs[0];
-            outputs[0].d[inputs[0].nbDims - 1] = inputs[1].d[1];
+            std::vector<Shape> const shapes = shapes_of(inputs, nbInputs);
+            check(shapes);
+            int64_t const columns = shapes[1].last();
+            if (gated_ && columns < 0)
+                refuse("the number of columns of W must be known when the engine is built");
+            for (int32_t i = 0; i < nbOutputs; ++i)
+            {
+                outputs[i] = inputs[0];
+                outputs[i].d[inputs[0].nbDims - 1] = gated_ ? builder.constant(columns / 2) : inputs[1].d[1];
+            }
         });
     }
     bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t, int32_t) noexcept override
@@ -99,7 +126,7 @@ public:
     }
     void check(std::vector<Shape> const& inputs) const
     {
-        size_t const wanted = residual_ ? 5 : 3;
+        size_t const wanted = norm_ ? 7 : residual_ ? 5 : 3;
         if (inputs.size() != wanted)
             refuse("%zu inputs; it takes %zu", inputs.size(), wanted);
         check_rank("X", inputs[0], 2);
@@ -112,6 +139,10 @@ public:
             if (size >= 0 && size % 8 != 0)
                 refuse("W has shape %s; its sizes must be multiples of 8; leave this node to TensorRT", inputs[1].text().c_str());
         }
+        if (gated_ && columns >= 0 && columns % 16 != 0)
+            refuse("W has %lld columns; gated it must have a multiple of 16", static_cast<long long>(columns));
+        if (norm_ && columns > kMostNormed)
+            refuse("W has %lld columns; the norm takes up to %d; leave this node to TensorRT", static_cast<long long>(columns), kMostNormed);
         check_per_column("bias", inputs[2], columns);
         if (residual_)
         {
@@ -119,6 +150,11 @@ public:
             Shape output = inputs[0];
             output.extents.back() = columns;
             check_same("residual", inputs[4], "the product", output);
+        }
+        if (norm_)
+        {
+            check_per_column("gamma", inputs[5], columns);
+            check_per_column("beta", inputs[6], columns);
         }
     }
     Problem sized(nvinfer1::PluginTensorDesc const* inputs) const
@@ -130,6 +166,8 @@ public:
         p.rows = extent(rows_of(inputs[0].dims), "the number of rows");
         p.width = extent(w.d[0], "the width");
         p.columns = extent(w.d[1], "the number of columns");
+        p.ending = static_cast<int>(gated_ ? Ending::kGated : norm_ ? Ending::kNorm : Ending::kColumns);
+        p.epsilon = epsilon_;
         return p;
     }
     void place(Problem& p, void const* const* inputs, void* const* outputs) const
@@ -137,6 +175,8 @@ public:
         p.input = inputs[0], p.weight = inputs[1], p.bias = inputs[2], p.output = outputs[0];
         if (residual_)
             p.scale = inputs[3], p.residual = inputs[4];
+        if (norm_)
+            p.gamma = inputs[5], p.beta = inputs[6], p.total = outputs_ == 2 ? outputs[1] : nullptr;
     }
 
 private:
@@ -154,6 +194,10 @@ private:
 
     std::string activation_;
     int32_t residual_;
+    int32_t gated_;
+    int32_t norm_;
+    float epsilon_;
+    int32_t outputs_;
     Activation kind_;
 };
 

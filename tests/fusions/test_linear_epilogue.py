@@ -58,6 +58,44 @@ def test_spellings_of_the_bias(bias: bool, swap: bool, constant_nodes: bool) -> 
     assert names(sites) == ["gelu", "linear_epilogue"]
 
 
+def gemm(variant: str = "relu", turned: bool = True, bias: bool = True, **attrs: float) -> onnx.ModelProto:
+    net = Net(17)
+    w = weights(net, N, K) if turned else weights(net, K, N)
+    y = net.op("Gemm", "x", w, *([weights(net, N, seed=2)] if bias else []), **({"transB": 1} if turned else {}), **attrs)
+    last = net.op("Relu", y) if variant == "relu" else Planter(net, first, np.float16).gelu_erf(y)
+    return net.model([value("x", ("N", K), F16)], [last])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("variant", ["relu", "erf"])
+def test_gemm(variant: str, bias: bool, turned: bool) -> None:
+    original = gemm(variant, turned, bias)
+    fused, sites, _ = check(original, {"x": X[0]}, **HALF)
+    assert ops(fused) == [f"onnxfuse::{OPS[variant]}"]
+    assert sites[-1] == ("linear_epilogue", variant)
+    assert [list(t.dims) for t in fused.graph.initializer if len(t.dims) == 2] == [[K, N]]
+
+
+def test_a_product_of_matrices_whose_bias_linear_bias_has_folded() -> None:
+    fused, sites, _ = check(activated("silu", shape=("N", K)), {"x": X[0]}, **HALF)
+    assert ops(fused) == ["onnxfuse::LinearSilu"]
+    assert names(sites) == ["silu", "linear_bias", "linear_epilogue"]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "reason"),
+    [({"alpha": 0.5}, "Gemm scales (alpha) (0.5)"), ({"beta": 2.0}, "Gemm scales (beta) (2.0)"), ({"transA": 1}, "transposes its first")],
+)
+def test_gemms_that_do_more_are_left(attrs: dict[str, float], reason: str) -> None:
+    original = gemm(**attrs)
+    if "transA" in attrs:
+        original.graph.input[0].CopyFrom(value("x", (K, "N"), F16))
+    _, sites, misses = fuse(original)
+    assert names(sites) == []
+    assert any(reason in miss.reason for miss in misses if miss.fusion == "linear_epilogue"), misses
+
+
 def test_float32_is_left_to_others() -> None:
     net = Net()
     last = net.op("Relu", net.op("MatMul", "x", net.const(np.ones((K, N)))))

@@ -96,20 +96,20 @@ def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> No
         assert case.launch([tensor.data_ptr() for tensor in read], [tensor.data_ptr() for tensor in written], stream) == kernels.SUCCESS
         want = case.reference([tensor.float() for tensor in read])[0].reshape(-1)
         error = ((written[0].float() - want).abs() / (1 + want.abs())).max().item()
-        assert error < TOLERANCE[dtype], f"{case.kernel}, {case.shape.name}: {error}"
+        assert error < case.roundings * TOLERANCE[dtype], f"{case.kernel}, {case.shape.name}: {error}"
 
 
 @pytest.mark.parametrize("name", ["convnext", "groupnorm"])
 def test_an_engine_with_these_plugins(name: str, launchers: Any, tmp_path: Path) -> None:
-    """Fused throughout and built for batches of 1 to 8, against onnxruntime's result of the original."""
+    """Fused throughout (ConvNeXt's blocks channels last), built for batches of 1 to 8, against onnxruntime's result of the original."""
     if name == "convnext":
         original, wanted, shapes = (
             convnext.model(3),
-            {"DepthwiseConvLayerNorm", "Linear"},
+            {"DepthwiseConvLayerNormLast", "LinearGelu", "LinearResidual"},
             {"x": (convnext.C, convnext.SIDE, convnext.SIDE)},
         )
     else:
-        original, wanted = test_groupnorm_silu.model(film=True, elem=TensorProto.FLOAT16, dtype=np.float16), {"GroupNormSilu"}
+        original, wanted = test_groupnorm_silu.model(film=True, elem=TensorProto.FLOAT16, dtype=np.float16), {"FilmGroupNormSilu"}
         shapes = {"x": (16, 5, 3), "a": (16, 1, 1), "b": (16, 1, 1)}
     source, fused, engine = (tmp_path / each for each in ("source.onnx", "fused.onnx", "fused.engine"))
     onnx.save(original, source)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from benchmarks.epilogue_cases import Depthwise, GroupNorm, Linear
 
 Array = npt.NDArray[Any]
+ENDINGS = ("columns", "gated", "norm")
 ACTIVATIONS = ("none", "relu", "silu", "gelu", "gelu_tanh", "gelu_quick")
 
 
@@ -126,6 +127,9 @@ class LinearCase:
     bias: bool = True
     scale: bool = False
     residual: bool = False
+    ending: str = "columns"
+    affine: bool = True
+    mean: float = 0.0
     tactic: dict[str, int] = field(default_factory=dict)
 
     def make(self, code: int, dtype: Any, rng: Any) -> tuple[ctypes.Structure, dict[str, Array], Array]:
@@ -135,14 +139,25 @@ class LinearCase:
         if self.bias:
             given["bias"] = rng.standard_normal(self.columns).astype(dtype)
             y = y + given["bias"].astype(np.float64)
-        y = activated(self.activation, y)
+        if self.ending == "gated":
+            gate, value = (y.reshape(self.rows, -1, 2, 8)[:, :, place].reshape(self.rows, -1) for place in (0, 1))
+            y = activated(self.activation, gate) * value
+        else:
+            y = activated(self.activation, y)
         if self.scale:
             given["scale"] = (0.5 * rng.standard_normal(self.columns)).astype(dtype)
             y = y * given["scale"].astype(np.float64)
         if self.residual:
-            given["residual"] = rng.standard_normal((self.rows, self.columns)).astype(dtype)
+            given["residual"] = (rng.standard_normal((self.rows, self.columns)) + self.mean).astype(dtype)
             y = y + given["residual"].astype(np.float64)
+        if self.ending == "norm":
+            y = _normalised(y, (-1,), 1e-5)
+            if self.affine:
+                given["gamma"] = (1 + 0.3 * rng.standard_normal(self.columns)).astype(dtype)
+                given["beta"] = (0.3 * rng.standard_normal(self.columns)).astype(dtype)
+                y = y * given["gamma"].astype(np.float64) + given["beta"].astype(np.float64)
         sizes = {"dtype": code, "rows": self.rows, "width": self.width, "columns": self.columns}
+        sizes |= {"ending": ENDINGS.index(self.ending), "epsilon": 1e-5}
         return Linear(**sizes, activation=ACTIVATIONS.index(self.activation), **self.tactic), given, y
 
 

@@ -594,11 +594,13 @@ static void epilogues(Loaded const& library)
     IPluginV3* const film = library.make("GroupNormSilu", {epsilon_field, number("num_groups", &four), number("film", &one)});
     IPluginV3* const product = library.make("Linear", {gelu});
     IPluginV3* const residual = library.make("Linear", {number("residual", &one)});
-    EXPECT(planar && last && norm && film && product && residual);
+    IPluginV3* const gated = library.make("Linear", {{"activation", "silu", PluginFieldType::kCHAR, 4}, number("gated", &one)});
+    IPluginV3* const summed = library.make("Linear", {number("residual", &one), number("norm", &one), number("outputs", &two), epsilon_field});
+    EXPECT(planar && last && norm && film && product && residual && gated && summed);
 
     auto shape_of = [](IPluginV3* plugin, std::vector<std::vector<int64_t>> const& inputs) {
-        DimsExprs output;
-        return shapes_status(plugin, inputs, &output) == 0 ? extents(output) : std::vector<int64_t>{};
+        std::vector<std::vector<int64_t>> const outputs = outputs_of(plugin, inputs);
+        return outputs.empty() ? std::vector<int64_t>{} : outputs.back(); // all are of one shape
     };
     using Extents = std::vector<int64_t>;
     EXPECT((shape_of(planar, {{-1, 96, 56, -1}, {96, 1, 7, 7}, {96}, {96}, {96}}) == Extents{-1, 56, -1, 96}));
@@ -617,6 +619,13 @@ static void epilogues(Loaded const& library)
     EXPECT(shape_of(product, {{2, 49, 96}, {96, 100}, {100}}).empty());
     EXPECT(shape_of(product, {{2, 49, 96}, {192, 384}, {384}}).empty());
     EXPECT(shape_of(residual, {{7, 384}, {384, 96}, {96}, {96}, {1, 96}}).empty());
+    EXPECT((shape_of(gated, {{2, -1, 96}, {96, 384}, {384}}) == Extents{2, -1, 192}));
+    EXPECT(shape_of(gated, {{2, 49, 96}, {96, 200}, {200}}).empty());
+    EXPECT((shape_of(summed, {{7, 384}, {384, 96}, {96}, {96}, {7, 96}, {96}, {96}}) == Extents{7, 96}));
+    EXPECT(shape_of(summed, {{7, 384}, {384, 96}, {96}, {96}, {7, 96}}).empty());
+    EXPECT(shape_of(summed, {{7, 384}, {384, 264}, {264}, {264}, {7, 264}, {264}, {264}}).empty());
+    EXPECT(shape_of(summed, {{7, 384}, {384, 96}, {96}, {96}, {7, 96}, {96}, {48}}).empty());
+    EXPECT(build(gated)->getNbOutputs() == 1 && build(summed)->getNbOutputs() == 2);
 
     DataType const single[] = {DataType::kFLOAT, DataType::kFLOAT, DataType::kFLOAT};
     DataType out = DataType::kINT8;
@@ -666,13 +675,16 @@ static void epilogues(Loaded const& library)
         EXPECT(runtime(run.plugin)->enqueue(given.data(), given.data(), inputs, outputs, nullptr, nullptr) != 0);
     }
 
-    for (IPluginV3* const first : {planar, last, norm, film, product, residual})
+    for (IPluginV3* const first : {planar, last, norm, film, product, residual, gated, summed})
         comes_back(library, first);
 
     EXPECT(!library.make("DepthwiseConvLayerNorm", {number("channels_last", &two)}));
     EXPECT(!library.make("GroupNormSilu", {number("num_groups", &wrong)}));
     EXPECT(!library.make("Linear", {{"activation", "elu", PluginFieldType::kCHAR, 3}}));
     EXPECT(!library.make("Linear", {number("groups", &one)}));
+    EXPECT(!library.make("Linear", {number("gated", &one), number("residual", &one)}));
+    EXPECT(!library.make("Linear", {number("norm", &one)}));
+    EXPECT(!library.make("Linear", {number("residual", &one), number("outputs", &two)}));
 }
 
 // The norm that writes patches.

@@ -112,6 +112,52 @@ def test_linear_of_many_rows_on_hopper(columns: int, dtype: str, launchers: Any)
     check(launchers, Linear(dtype, 300, 456, 136, "silu", scale=True, residual=True, tactic=tactic))
 
 
+GATED_TACTICS: tuple[dict[str, int], ...] = (
+    {},
+    {"tile_rows": 32, "tile_columns": 64, "split": 2},
+    {"tile_rows": 64, "tile_columns": 64, "split": 8, "stages": 3},
+    {"tile_rows": 128, "tile_columns": 128},
+    *({"tile_rows": 64, "tile_columns": 64, "hopper": 1, "split": split} for split in (1, 2, 4, 8)),
+    *({"tile_columns": columns, "hopper": 1} for columns in (128, 256)),
+)
+
+
+@HALVES
+@pytest.mark.parametrize("tactic", GATED_TACTICS)
+def test_one_product_gates_the_other(tactic: dict[str, int], dtype: str, launchers: Any) -> None:
+    for activation in ("silu", "gelu"):
+        check(launchers, Linear(dtype, 69, 136, 208, activation, ending="gated", tactic=tactic))
+    check(launchers, Linear(dtype, 9, 552, 16, "relu", bias=False, ending="gated", tactic=tactic))
+
+
+NORM_TILES = ((32, 128, 128), (64, 128, 96), (32, 256, 192), (32, 256, 256))
+
+
+@HALVES
+@pytest.mark.parametrize("split", [1, 2, 8])
+@pytest.mark.parametrize(("rows", "columns", "width"), NORM_TILES)
+def test_norm_of_what_is_summed(rows: int, columns: int, width: int, split: int, dtype: str, launchers: Any) -> None:
+    tactic = {"tile_rows": rows, "tile_columns": columns, "split": split, "stages": 2}
+    check(launchers, Linear(dtype, 69, 136, width, scale=True, residual=True, ending="norm", tactic=tactic))
+    check(launchers, Linear(dtype, 33, 264, width - 8, bias=False, residual=True, affine=False, ending="norm", mean=20.0, tactic=tactic))
+
+
+@HALVES
+def test_the_sum_before_the_norm_is_written_where_it_is_read(dtype: str, launchers: Any) -> None:
+    case = Linear(dtype, 37, 72, 104, scale=True, residual=True, ending="norm")
+    code, kind, _, _ = kernels.DTYPES[dtype]
+    problem, given, _ = case.make(code, kind, np.random.default_rng(7))
+    held = {name: kernels.Tensor(kernels.HOST, value) for name, value in given.items()}
+    total, output = (kernels.Tensor.poisoned(kernels.HOST, (37, 104), kind) for _ in range(2))
+    for name, tensor in (*held.items(), ("total", total), ("output", output)):
+        setattr(problem, name, tensor.address)
+    assert launchers.launch(problem) == kernels.SUCCESS
+    wide = {name: value.astype(np.float64) for name, value in given.items()}
+    want = wide["residual"] + wide["scale"] * (wide["input"] @ wide["weight"] + wide["bias"])
+    error = np.abs(total.read().astype(np.float64) - want).max()
+    assert error < 10 * epilogues.LIMITS[dtype] * np.abs(want).max()
+
+
 @HALVES
 @pytest.mark.parametrize("activation", epilogues.ACTIVATIONS)
 def test_activations_as_the_launcher_chooses(activation: str, dtype: str, launchers: Any) -> None:
@@ -148,6 +194,13 @@ def test_bad_arguments_are_refused(launchers: Any) -> None:
     assert linear(width=12) == bad
     assert linear(dtype=0) == bad
     assert linear(rows=0, input=None) == kernels.SUCCESS
+    assert linear(ending=3) == bad
+    assert linear(ending=1) == bad  # 8 columns are half a pair
+    assert linear(ending=1, columns=16, residual=tensor) == bad
+    assert linear(gamma=tensor) == bad
+    assert linear(ending=2, columns=264) == bad
+    assert linear(ending=2, tile_rows=64, tile_columns=64) == bad
+    assert linear(ending=2, hopper=1, tile_columns=128) == bad
     assert group_norm(groups=3) == bad
     assert group_norm(threads=33) == bad
     assert group_norm(pixels=0, input=None) == kernels.SUCCESS

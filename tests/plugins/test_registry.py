@@ -115,7 +115,7 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
         "LayerNormPatches": ["epsilon", "patch", "channels_first"],
         "GroupNormSilu": ["epsilon", "num_groups", "film"],
-        "Linear": ["activation", "residual"],
+        "Linear": ["activation", "residual", "gated", "norm", "epsilon", "outputs"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "FusedAttention": list(ATTENTION),
         "FusedRotary": ["x_perm", "rotary", "interleaved"],
