@@ -136,7 +136,8 @@ def value_checks(folder: Path, wanted: Sequence[tuple[str, Expression]], plans: 
                 rng = np.random.default_rng(start + number)
                 inputs = [values(given.dtype, input_shape(given.axes, full), rng, special=run == 1) for given in one.inputs]
                 arrays.update({f"{run}/in/e{number}_i{at}": _bits(array) for at, array in enumerate(inputs)})
-                for at, limits in enumerate(reference.limits_of(one, inputs, full)):
+                rounds = reference.stored(plans[one.text])
+                for at, limits in enumerate(reference.limits_of(one, inputs, full, rounds=rounds)):
                     arrays[f"{run}/want/e{number}_o{at}"] = limits.want
                     arrays[f"{run}/bound/e{number}_o{at}"] = limits.bound
                     arrays[f"{run}/sure/e{number}_o{at}"] = limits.sure

@@ -288,6 +288,27 @@ _IN_FLOAT32: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] =
 }
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_gates_reach_as_far_as_the_type(kind: str, compiled: Callable[..., Kernels]) -> None:
+    """Where exp(-x) is no float32 any more, x / (1 + exp(-x)) still is one: -7e-38 for -90."""
+    x = np.concatenate([np.linspace(-110, -80, 600), np.linspace(-65, -45, 400), [-np.inf, -3e38, -1e30, 0.0, np.inf, np.nan]])
+    x = x.astype(NUMPY[kind])
+    wanted = {op: checked(Expression(1, (Input(kind, "1"),), (step(op, 0),), (1,))) for op in ("Sigmoid", "Silu", "QuickGelu", "Mish")}
+    kernels = compiled(list(wanted.values()))
+    unit, tiny = {"float32": (2.0**-20, 2.0**-143), "bfloat16": (2.0**-8, 2.0**-134)}[kind]
+    for op, of in wanted.items():
+        (got,) = kernels.run(of, [x])
+        with np.errstate(all="ignore"):
+            wide = x.astype(np.float64)
+            want = reference.evaluate(of, [x], x.shape)[0]
+            want = np.where(wide == -np.inf, np.float64(0) if op == "Sigmoid" else np.nan, want)
+            # The argument of exp is rounded to float32 before: by 2^-24 of itself, which the result is off by.
+            bound = (unit + np.abs(np.where(np.isfinite(want), wide, 0)) * 2.0**-23) * np.abs(want) + tiny
+            have = got.astype(np.float64)
+            same = (have == want) | (np.isnan(have) & np.isnan(want)) | (np.abs(have - want) <= bound)
+            assert same.all(), f"{op} of {wide[~same][:3]}: {have[~same][:3]} for {want[~same][:3]}"
+
+
 def test_what_a_jump_rests_on_is_exact() -> None:
     """A quotient that is rounded to a whole number, and one that is only stored."""
     from onnxfuse.elementwise import source
