@@ -3,8 +3,8 @@
 The bound is found by evaluating with random relative errors of some float32 roundings behind every step (stochastic arithmetic, after
 J. Vignes' CESTAC method): where the results spread, any float32 evaluation may differ as much.
 
-A value that a cut stores is rounded to its type there, as the kernels do it: in the evaluation that is exact otherwise, and in the disturbed
-ones behind their errors, so that what lies near the middle between two numbers of the type may fall to either.
+A value that a cut stores is rounded to its type there, as the kernels do it: in the evaluation that is exact otherwise, and in the
+disturbed ones behind their errors, so that what lies near the middle between two numbers of the type may fall to either.
 """
 
 from __future__ import annotations
