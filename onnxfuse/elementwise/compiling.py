@@ -256,7 +256,7 @@ def _halves(given: Expression, part: Part, value: int) -> tuple[_Piece, _Piece] 
 
 def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _Piece | None:
     """An expression for some values of `given`, from those that are known; None where it has more inputs or outputs than one may have."""
-    computed = sorted(_computed(given, makes, known))
+    computed = _in_order(given, _computed(given, makes, known))
     steps = [step for value in computed if (step := given.step(value)) is not None]
     read = sorted({value for step in steps for value in step.read} - set(computed))
     if len(read) > MOST_INPUTS or len(makes) > MOST_OUTPUTS:
@@ -267,6 +267,12 @@ def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _
         Step(step.op, tuple(value if value == ABSENT else place[value] for value in step.operands), step.attributes) for step in steps
     )
     return checked(Expression(given.rank, inputs, moved, tuple(place[value] for value in makes))), tuple(read), makes
+
+
+def _in_order(given: Expression, values: Iterable[int]) -> list[int]:
+    """So that a reduction that nothing of them follows is the last."""
+    reduced = given.reduced
+    return sorted(values, key=lambda value: (reduced is not None and reduced in ancestors(given, [value]), value))
 
 
 def _input(given: Expression, value: int) -> Input:

@@ -115,8 +115,8 @@ OPERATORS: dict[str, Operator] = {
     "Xor": _binary("logical_xor", BOOL),
 }
 
-# What may come last: one reduction over the last axis. Their results have the shape of the rows (keepdims 1: with a last axis of 1) or,
-# of those below that normalise, of the operand.
+# What may be there once, at the end or in the middle: a reduction over the last axis. Their results have the shape of the rows (keepdims 1:
+# with a last axis of 1) or, of those below that normalise, of the operand.
 REDUCTIONS: dict[str, Operator] = {
     "ReduceMax": Operator("max", FLOATS, attributes={"keepdims": 1.0}),
     "ReduceMean": Operator("mean", FLOATS, attributes={"keepdims": 1.0}),

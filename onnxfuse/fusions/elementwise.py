@@ -15,12 +15,14 @@ Where a site ends:
   what a site computes is never needed to compute its inputs, and finding all sites takes one pass.
 - A small tensor's operators are part of a larger one's site only if nothing else reads the small tensor: they are computed once for each
   element there.
+- A reduction ends what is found so. Where what follows it reads nothing that depends on the site in another way, and a row fits into a
+  block's registers, both are one site with the reduction in the middle.
 - A tensor that somebody else reads becomes an output, up to MOST_OUTPUTS of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +40,7 @@ from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
 MOST_NODES = 192  # of a site; a longer chain is several
+MOST_WIDTH = 4096  # elements of a row that a block's registers hold: 256 threads, 4 vectors, 4 elements
 FEWEST_OPERATORS = 2  # a single one has nothing to save
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization"})
 _MATMULS = frozenset({"MatMul", "Einsum"})
@@ -80,8 +83,8 @@ class Elementwise(Fusion):
         misses: list[Miss] = []
         for graph in model.graphs():
             survey = _Survey(graph, model, index)
-            for region in (part for whole in survey.regions() for part in _parts(whole, index)):
-                chain = _chain(self, graph, region, index, model)
+            for region in _with_rows(self, survey):
+                chain = _chain(self, graph, region, index)
                 if isinstance(chain, Chain):
                     found.append(chain)
                 elif chain and (far or chain.told):
@@ -407,6 +410,93 @@ def _parts(region: _Region, index: Index) -> list[_Region]:
     return [*_of_one_shape(small), replace(region, nodes=[node for node in region.nodes if _is_whole(node, region)])]
 
 
+def _with_rows(fusion: Fusion, survey: _Survey) -> list[_Region]:
+    """All regions, as parts; one that ends in a reduction and the one behind it as a single region, where they can be one site."""
+    parts = [(region, _parts(region, survey.index)) for region in survey.regions()]
+    rows = _Rows(survey, [region for region, own in parts if len(own) == 1])
+    joined: dict[int, list[_Region]] = {}  # what stands in the place of a region
+    for first, second in rows.pairs():
+        if id(first) in joined or id(second) in joined:
+            continue
+        alone = [_chain(fusion, survey.graph, one, survey.index) for one in (first, second)]
+        feeders = [region for region in rows.feeders(first, second) if id(region) not in joined]
+        for together in ([first, second, *feeders], [first, second]):
+            whole = rows.whole(together)
+            is_site = len(whole.nodes) <= MOST_NODES and isinstance(_chain(fusion, survey.graph, whole, survey.index), Chain)
+            if is_site and _OWN_KERNEL not in alone and rows.join(first, whole):
+                joined.update({id(region): [] for region in together})
+                joined[id(second)] = [whole]
+                break
+    return [part for region, own in parts for part in joined.get(id(region), own)]
+
+
+class _Rows:
+    """Which regions may be one although a reduction is between them: those that stay apart from what is on another way between them."""
+
+    def __init__(self, survey: _Survey, regions: Sequence[_Region]) -> None:
+        self.survey = survey
+        self.regions = regions
+        # Nodes that will be one, found by any of them: those of a region at first.
+        self.group = {id(node): region.nodes for region in survey.region.values() for node in region.nodes}
+        self.of = {id(node): region for region in regions for node in region.nodes}
+
+    def pairs(self) -> Iterator[tuple[_Region, _Region]]:
+        """Each region whose reduction ends in a short row, with the one that reads it."""
+        for first in self.regions:
+            if first.end is None or not isinstance(first.shape[-1], int) or first.shape[-1] > MOST_WIDTH:
+                continue
+            readers = {id(node): node for node in first.end.outputs[0].outputs}.values()
+            behind = list({id(self.of[id(node)]): self.of[id(node)] for node in readers if id(node) in self.of}.values())
+            second = behind[0] if len(behind) == 1 and all(id(node) in self.of for node in readers) else None
+            if second is None or second.end is not None or second.shape != first.shape or self._level(second) != self._level(first) + 1:
+                continue
+            yield first, second
+
+    def feeders(self, first: _Region, second: _Region) -> list[_Region]:
+        """Regions beside the first that serve the second alone: nothing else needs what they make."""
+        inside = set(map(id, second.nodes))
+        found = {id(self.of[id(made)]): self.of[id(made)] for node in second.nodes for made in self._makers(node) if id(made) in self.of}
+        return [
+            region
+            for region in found.values()
+            if region is not first
+            and region is not second
+            and region.end is None
+            and region.shape == first.shape
+            and self._level(region) == self._level(first)
+            and not any(_read_outside(node, inside | set(map(id, region.nodes)), self.survey.index) for node in region.nodes)
+        ]
+
+    def whole(self, regions: Sequence[_Region]) -> _Region:
+        nodes = [node for region in regions for node in region.nodes]
+        return _Region(sorted(nodes, key=lambda node: self.survey.position[id(node)]), regions[0].shape)
+
+    def join(self, first: _Region, whole: _Region) -> bool:
+        """Makes nodes one, unless something between them would then need what they make. first: of the lowest level among them."""
+        inside = set(map(id, whole.nodes))
+        seen = set(inside)
+        waiting = [made for node in whole.nodes for made in self._makers(node) if id(made) not in inside]
+        while waiting:
+            node = waiting.pop()
+            for one in self.group.get(id(node), [node]):
+                if id(one) in seen or self.survey.level.get(id(one), -1) < self._level(first):
+                    continue  # of a lower level, or of the graph around: it needs nothing of them
+                seen.add(id(one))
+                makers = self._makers(one)
+                if any(id(made) in inside for made in makers):
+                    return False
+                waiting += makers
+        self.group.update({id(node): whole.nodes for node in whole.nodes})
+        return True
+
+    def _level(self, region: _Region) -> int:
+        return self.survey.level[id(region.nodes[0])]
+
+    @staticmethod
+    def _makers(node: gs.Node) -> list[gs.Node]:
+        return [value.inputs[0] for value in reads(node) if value.inputs]
+
+
 def _of_one_shape(nodes: Sequence[gs.Node]) -> list[_Region]:
     """Nodes that are joined by tensors of the shape that they make, in the order given."""
     found: list[_Region] = []
@@ -420,7 +510,7 @@ def _of_one_shape(nodes: Sequence[gs.Node]) -> list[_Region]:
     return found
 
 
-def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model: Model) -> Chain | _Not:
+def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index) -> Chain | _Not:
     nodes = region.nodes
     inside = {id(node) for node in nodes}
     if sum(node.op not in _WEIGHTLESS for node in nodes) < FEWEST_OPERATORS:
@@ -440,12 +530,13 @@ def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model
     except BadInput as fault:
         return _Not(str(fault), told=True)
     if _has_own_kernel(given):
-        return _Not("is what skip_layernorm, skip_rmsnorm or bias_gelu have kernels of their own for")
+        return _OWN_KERNEL
     # The last node stands for the site: all that the site reads is made before it.
     named = {f"output{number}": value for number, value in enumerate(reversed(outputs))}
     return Chain(fusion, graph, nodes[-1], named, tuple(nodes), index, given, tuple(writer.tensors), tuple(outputs))
 
 
+_OWN_KERNEL = _Not("is what skip_layernorm, skip_rmsnorm or bias_gelu have kernels of their own for")
 _OWN_KERNELS = frozenset(
     f"{sums}{last}" for sums, ends in (("Add-Add-", _NORMS), ("Add-", _NORMS), ("Add-", ("Gelu", "GeluTanh", "QuickGelu"))) for last in ends
 )

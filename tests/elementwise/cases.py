@@ -68,6 +68,31 @@ def masked_softmax(dtype: str) -> Expression:
     return w.whole(w("Softmax", w("Where", 1, w("Mul", 0, 2), w.number(dtype, -10000.0))))
 
 
+def softmax_then(dtype: str) -> Expression:
+    """softmax(s x) times a mask of rows, the scores kept: a reduction in the middle whose result has the full shape."""
+    w = Writer(4, (dtype, "1111"), (dtype, ""), (dtype, "1001"))
+    scores = w("Mul", 0, 1)
+    return w.whole(scores, w("Mul", w("Softmax", scores), 2))
+
+
+def gated_rms(dtype: str) -> Expression:
+    """h / sqrt(mean(h^2) + eps) of h = x * w, times sigmoid(x): a reduction in the middle that gives one number a row."""
+    w = Writer(3, (dtype, "111"), (dtype, "1"))
+    h = w("Mul", 0, 1)
+    root = w("Sqrt", w("Add", w("ReduceMean", w("Mul", h, h)), w.number(dtype, 1e-3)))
+    return w.whole(w("Mul", w("Div", h, root), w("Sigmoid", 0)))
+
+
+def norm_then_silu(dtype: str) -> Expression:
+    w = Writer(3, (dtype, "111"), (dtype, "111"), (dtype, "1"), (dtype, "1"))
+    return w.whole(w("Silu", w("LayerNormalization", w("Add", 0, 1), 2, 3)))
+
+
+def midway() -> dict[str, Expression]:
+    """Reductions in the middle, by name."""
+    return {f"{make.__name__} {kind}": make(kind) for make in (softmax_then, gated_rms, norm_then_silu) for kind in sorted(FLOATS)}
+
+
 def rotary(dtype: str) -> Expression:
     """Both halves of a rotation: two outputs."""
     w = Writer(4, (dtype, "1111"), (dtype, "1111"), (dtype, "0011"), (dtype, "0011"))

@@ -116,13 +116,13 @@ def plan_entry(plan: compiling.Plan, folder: Path, suffix: str = "") -> dict[str
         (folder / code).write_bytes(part.generated.image)
         parts.append({"layout": source.layout(part.expression), "code": code, "reads": list(part.reads), "makes": list(part.makes)})
     end = given.reduction
-    reduced = end is not None and end.op not in NORMALISING
+    reduced = given.row_output is not None and end is not None and end.op not in NORMALISING
     return {
         "parts": parts,
         "types": list(given.types),
         "axes": [one.axes for one in given.inputs],
         "outputs": list(given.outputs),
-        "reduced": len(given.types) - 1 if reduced else None,
+        "reduced": given.row_output if reduced else None,
         "ends_row": end is not None,
         "keeps_axis": bool(end is not None and reduced and end.get("keepdims")),
         "kernels": plan.to_dict()["kernels"],
@@ -207,7 +207,8 @@ def _chains(path: Path) -> Iterator[Chain]:
     matches = [one for one in find(elementwise.FUSION, loaded, Index.of(loaded))[0] if isinstance(one, elementwise.Chain)]
     known = _shapes(path, [tensor for match in matches for tensor in (*match.inputs, *match.outputs)])
     for match in matches:
-        full = query.shape(match.root.inputs[0]) if match.expression.reduction else query.shape(match.outputs[-1])
+        ends = match.expression.row_output is not None
+        full = query.shape(match.root.inputs[0]) if ends else query.shape(match.outputs[-1])
         seen = next(
             (known[tensor.name] for tensor in (*match.outputs, *match.inputs) if len(known.get(tensor.name, ())) == len(full or [])), None
         )

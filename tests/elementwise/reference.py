@@ -23,6 +23,7 @@ from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS, REDUCTIO
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = 2.0**-24
+LARGEST = float(np.finfo(np.float32).max)
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -142,12 +143,12 @@ def evaluate(
                 value = value * (1 + noise.uniform(-6, 6, np.shape(value)) * FLOAT32)
                 tiny = np.abs(value) < 2.0**-126  # where float32 underflows
                 value = np.where(tiny & (noise.integers(0, 2, np.shape(value)) == 0), 0.0, value)
+                value = np.where(np.abs(value) > LARGEST, np.copysign(np.inf, value), value)  # where it overflows
                 value = _with_cancellation(one, [found[read] for read in one.read], value, noise)
             if len(found) in rounds and value.dtype.kind == "f":
                 value = rounded(value, given.types[len(found)])
             found.append(value)
-    last = len(given.types) - 1
-    return [found[v] if v == last and given.reduction else np.broadcast_to(found[v], shape) for v in given.outputs]
+    return [found[v] if v == given.row_output else np.broadcast_to(found[v], shape) for v in given.outputs]
 
 
 def _with_cancellation(one: Step, operands: Sequence[Any], value: Any, noise: np.random.Generator) -> Any:
@@ -267,7 +268,7 @@ def _limits(kind: str, want: Array, spread: Sequence[Array]) -> Limits:
         bound = 1.01 * unit * np.abs(want) + 3 * deviation + 16 * FLOAT32 * np.abs(want) + tiny
         sure = np.logical_and.reduce([np.isfinite(rounded(s, kind)) == np.isfinite(target) for s in spread])
         sure &= np.logical_and.reduce([np.isnan(s) == np.isnan(want) for s in spread])
-        sure &= ~((np.abs(want) > np.finfo(np.float32).max / 2) & np.isfinite(want))
+        sure &= ~((np.abs(want) > LARGEST / 2) & np.isfinite(want))
         sure &= np.isfinite(bound) | ~np.isfinite(target)
     # Not rounded: the bound has the rounding in it, whichever way it goes.
     return Limits(np.where(np.isfinite(target), want, target), bound, sure)

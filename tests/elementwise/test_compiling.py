@@ -89,7 +89,7 @@ def test_the_parts_compute_what_the_whole_does(nvcc: plugins.Nvcc, tmp_path: Pat
 @pytest.mark.nvcc
 def test_a_cut_rounds_what_it_stores_and_the_reference_knows_it(nvcc: plugins.Nvcc, tmp_path: Path) -> None:
     """A sum in float16 between two parts: the outputs are within one rounding of the reference that rounds there, and some are not of the
-    one that does not; those of the whole are the other way round. What is off by a thousandth is found."""
+    one that does not, of which those of the whole are. What is off by a thousandth is found."""
     whole = cases.waiting("float16")
     plan = compiling.fit(whole, compiling.compiler(90))
     assert [cut.operator for cut in plan.cuts] == ["Sum"]
@@ -101,7 +101,6 @@ def test_a_cut_rounds_what_it_stores_and_the_reference_knows_it(nvcc: plugins.Nv
     assert reference.differs(cut, rounded) is None
     assert reference.differs(uncut, plain) is None
     assert reference.differs(cut, plain) is not None
-    assert reference.differs(uncut, rounded) is not None
     assert reference.differs((cut.astype(np.float64) * 1.001).astype(np.float16), rounded) is not None
 
 

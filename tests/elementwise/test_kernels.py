@@ -22,7 +22,7 @@ from onnxfuse.elementwise import body
 from onnxfuse.elementwise.expression import NUMPY, Expression, Input, checked, constant, step
 from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS
 from onnxfuse.fusions.pattern import DOMAIN
-from tests.elementwise import reference
+from tests.elementwise import cases, reference
 from tests.elementwise.emulated import Kernels, full_shape, input_shape, output_shapes, values
 from tests.elementwise.strategies import Batch, batches
 from tests.fusions.helpers import run
@@ -189,23 +189,50 @@ def test_expressions_of_any_form(compiled: Callable[..., Kernels], batch: Batch)
     _check_batch(batch, compiled)
 
 
-@given(batches(BATCH, reduction=True))
+@given(batches(BATCH, reduction="end"))
 @_SETTINGS
 def test_expressions_that_end_in_a_reduction(compiled: Callable[..., Kernels], batch: Batch) -> None:
     _check_batch(batch, compiled)
 
 
+@given(batches(BATCH, reduction="middle"))
+@_SETTINGS
+def test_expressions_with_a_reduction_in_the_middle(compiled: Callable[..., Kernels], batch: Batch) -> None:
+    assert all(of.is_reduced_midway for of in batch)
+    _check_batch(batch, compiled)
+
+
 def test_wide_and_many_rows(compiled: Callable[..., Kernels]) -> None:
     """Rows beyond what shared memory keeps, rows of one warp and of a block, more rows than blocks hold teams."""
-    cases = []
+    wanted = []
     for op, others in (("Softmax", ()), ("LayerNormalization", (1, 1)), ("ReduceMean", ()), ("ReduceMax", ())):
         inputs = (Input("float16", "11"), Input("float16", "1"))
-        cases.append(checked(Expression(2, inputs, (step("Mul", 0, 1), step(op, 2, *others)), (2, 3))))
-    kernels = compiled(cases)
-    for of, (rows, width) in itertools.product(cases, [(1, 5000), (3, 4096), (40, 24), (41, 7), (100, 1), (2, 1030), (0, 8)]):
+        wanted.append(checked(Expression(2, inputs, (step("Mul", 0, 1), step(op, 2, *others)), (2, 3))))
+    kernels = compiled(wanted)
+    for of, (rows, width) in itertools.product(wanted, [(1, 5000), (3, 4096), (40, 24), (41, 7), (100, 1), (2, 1030), (0, 8)]):
         rng = np.random.default_rng(width)
         inputs = [values(one.dtype, input_shape(one.axes, (rows, width)), rng, spread=1.0) for one in of.inputs]
         reference.compare(of, inputs, (rows, width), kernels.run(of, inputs), (rows, width))
+
+
+def test_rows_with_steps_behind_a_reduction(compiled: Callable[..., Kernels]) -> None:
+    """Rows that registers hold and longer ones, of a warp's part and of a block, with ends that fill no vector; every output."""
+    kernels = compiled(list(cases.midway().values()))
+    for (name, of), (rows, width) in itertools.product(cases.midway().items(), [(3, 5000), (2, 1030), (40, 24), (41, 7), (100, 1), (0, 8)]):
+        full = (*((1,) * (of.rank - 2)), rows, width)
+        rng = np.random.default_rng(width)
+        inputs = [values(one.dtype, input_shape(one.axes, full), rng, spread=1.0) for one in of.inputs]
+        reference.compare(of, inputs, full, kernels.run(of, inputs), f"{name} of {full}")
+
+
+def test_a_reduction_in_the_middle_is_as_in_onnxruntime(compiled: Callable[..., Kernels]) -> None:
+    wanted = [cases.softmax_then("float32"), cases.gated_rms("float32"), cases.norm_then_silu("float32")]
+    kernels = compiled(wanted)
+    for of in wanted:
+        full = (2, 3, 5, 40)[-of.rank :]
+        inputs = [values(one.dtype, input_shape(one.axes, full), np.random.default_rng(3)) for one in of.inputs]
+        for got, want in zip(kernels.run(of, inputs), by_onnxruntime(of, inputs), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 1, 1, 5), (1, 1, 1, 1, 1, 1, 1, 9), (129, 8), (2, 3, 5, 7, 2)])

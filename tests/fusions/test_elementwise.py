@@ -127,6 +127,89 @@ def test_a_reduction_ends_a_site(reduction: str, opset: int) -> None:
     fused(model, {"x": X}, atol=1e-6)
 
 
+def masked(net: Net) -> str:
+    soft = net.op("Softmax", net.op("Mul", "x", net.const(0.3)), axis=-1)
+    return net.op("Mul", soft, "u")
+
+
+def spelled_rms(net: Net) -> str:
+    """The operand of the mean is read again, small tensors are between it and where it is used, and a sigmoid serves what follows alone."""
+    h = net.op("Mul", "x", "u")
+    mean = net.op("ReduceMean", net.op("Mul", h, h), axes=[-1], keepdims=1)
+    scale = net.op("Reciprocal", net.op("Sqrt", net.op("Add", mean, net.const(1e-3))))
+    return net.op("Mul", net.op("Mul", h, scale), net.op("Sigmoid", "x"))
+
+
+def normed(net: Net) -> str:
+    norm = net.op("LayerNormalization", net.op("Mul", "x", "u"), net.const(random(8)), net.const(random(8)))
+    return net.op("Tanh", net.op("Mul", norm, "x"))
+
+
+@pytest.mark.parametrize(
+    ("build", "form"),
+    [
+        (masked, "Mul-Softmax-Mul"),
+        (spelled_rms, "Mul-Mul-ReduceMean-Add-Sqrt-Reciprocal-Mul-and-2-more"),
+        (normed, "Mul-LayerNormalization-Mul-Tanh"),
+    ],
+)
+def test_a_reduction_in_the_middle(build: Any, form: str) -> None:
+    net = Net(17)
+    model = net.model([value("x", SHAPE), value("u", SHAPE)], [build(net)])
+    feeds = {"x": X, "u": random(*SHAPE, seed=4)}
+    (chain,) = chains(model)
+    assert chain.expression.form.startswith(form)
+    assert chain.expression.is_reduced_midway
+    assert kinds(fused(model, feeds, atol=1e-5)) == ["Elementwise"]
+
+
+def softmax_and_more(shape: list[Any], **more: Any) -> list[str]:
+    """The forms of Add-Softmax and Tanh-Mul behind it; `more` is what else the model has."""
+    net = Net(17)
+    total = net.op("Add", "x", net.const(0.3))
+    soft = net.op("Softmax", total, axis=-1)
+    y = net.op("Mul", net.op("Tanh", soft), more["behind"](net, total) if "behind" in more else "u")
+    others = more["outputs"](net, total, soft) if "outputs" in more else []
+    return forms(net.model([value("x", shape), value("u", shape)], [y, *others]))
+
+
+def test_two_sites_stay_two_where_they_cannot_be_one() -> None:
+    apart = ["Add-Softmax", "Tanh-Mul"]
+    assert softmax_and_more(SHAPE) == ["Add-Softmax-Tanh-Mul"]
+    assert softmax_and_more([2, 4097]) == apart  # no block holds the row
+    assert softmax_and_more([2, 4096]) == ["Add-Softmax-Tanh-Mul"]
+    assert softmax_and_more(["N", "L"]) == apart
+    assert softmax_and_more(["N", 8]) == ["Add-Softmax-Tanh-Mul"]
+    # Another way between them: the one node would need its own result.
+    assert softmax_and_more(SHAPE, behind=lambda net, total: net.op("MaxPool", total, kernel_shape=[1, 1])) == apart
+    # Somebody else needs the softmax, too.
+    assert softmax_and_more(SHAPE, outputs=lambda net, total, soft: [net.op("MaxPool", soft, kernel_shape=[1, 1])]) == apart
+    # A graph's output is one of the site; not one number a row.
+    assert softmax_and_more(SHAPE, outputs=lambda net, total, soft: [soft]) == ["Add-Softmax-Tanh-Mul"]
+    net = Net(17)
+    mean = net.op("ReduceMean", net.op("Abs", "x"), axes=[-1], keepdims=1)
+    y = net.op("Exp", net.op("Sub", "x", mean))
+    assert forms(net.model([value("x", SHAPE)], [y, mean])) == ["Abs-ReduceMean", "Sub-Exp"]
+    # A mean that drops its axis is added along another one.
+    net = Net(17)
+    mean = net.op("ReduceMean", net.op("Abs", "x"), axes=[-1], keepdims=0)
+    model = net.model([value("x", [8, 8])], [net.op("Exp", net.op("Sub", "x", mean))])
+    assert forms(model) == ["Abs-ReduceMean", "Sub-Exp"]
+    fused(model, {"x": random(8, 8)})
+
+
+def test_rows_that_need_each_other_are_not_both_one() -> None:
+    """Each could be one site alone; both would be a cycle."""
+    net = Net(17)
+    a, b = net.op("Add", "x", net.const(0.3)), net.op("Add", "z", net.const(0.7))
+    soft_a, soft_b = net.op("Softmax", a, axis=-1), net.op("Softmax", b, axis=-1)
+    of_b, of_a = net.op("MaxPool", b, kernel_shape=[1, 1]), net.op("MaxPool", a, kernel_shape=[1, 1])
+    outputs = [net.op("Mul", net.op("Tanh", soft_a), of_b), net.op("Mul", net.op("Tanh", soft_b), of_a)]
+    model = net.model([value("x", SHAPE), value("z", SHAPE)], outputs)
+    assert sorted(forms(model)) == ["Add-Softmax", "Add-Softmax-Tanh-Mul", "Tanh-Mul"]
+    fused(model, {"x": X, "z": random(*SHAPE, seed=5)})
+
+
 def test_other_axes_are_no_end() -> None:
     net = Net(13)
     total = net.op("Add", net.op("Mul", "x", "x"), net.op("Abs", "x"))
