@@ -28,7 +28,7 @@ from onnxfuse.elementwise.expression import (
     checked,
     parse,
 )
-from onnxfuse.elementwise.operators import REDUCTIONS
+from onnxfuse.elementwise.operators import REDUCTIONS, TYPES
 from onnxfuse.plugins import KernelUse
 
 # Arithmetic as written: no contraction of a product and a sum into one rounding.
@@ -227,6 +227,8 @@ def _between(given: Expression, part: Part) -> Iterator[int]:
         made = given.step(value)
         if made is None or made.op in REDUCTIONS or made.op == "Constant" or given.axes_of(value) != full:
             continue
+        if given.types[value] not in TYPES:
+            continue  # quantized: it has no form in memory
         if not set(part.makes) <= ancestors(given, [value]):
             yield value
 

@@ -10,9 +10,11 @@ Text form, version 1, is JSON:
 rank: of the full shape, which every output has; 0 to 8. An input has an element type and one letter for each of its axes, counted from the
 last: 1 where it has the full shape's length, 0 where it has length 1 and is broadcast. Values are numbered: first the inputs, then
 one of each step, which reads earlier values only (-1 is an absent operand). Attributes are numbers, written as Python's float.hex; `to` and
-`type` are element types. At most one step is a reduction over the last axis. It is the last, and nothing reads it; or it is in the middle:
-later steps read it, as a value of the full shape where it normalises, else (keepdims 1) as one that is broadcast along the last axis and is
-no output.
+`type` are element types. QuantizeLinear and DequantizeLinear take a number or a tensor as scale, and have the zero point and the ends of
+the 8-bit type as attributes; what is between them is neither input nor output.
+
+At most one step is a reduction over the last axis. It is the last, and nothing reads it; or it is in the middle: later steps read it, as a
+value of the full shape where it normalises, else (keepdims 1) as one that is broadcast along the last axis and is no output.
 
 What the kernels compute: float16 and bfloat16 are widened to float32, all arithmetic is float32 without contraction, and a value is
 rounded once where it is stored: better than the original, which rounds after every operator. Rounded as in the original are the results of
@@ -35,7 +37,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxfuse.elementwise.operators import BOOL, FLOATS, NORMALISING, OPERATORS, REDUCTIONS, SIZES, TYPES, Operator
+from onnxfuse.elementwise.operators import BOOL, FLOATS, NORMALISING, OPERATORS, QUANTIZED, REDUCTIONS, SIZES, TYPES, Operator
 from onnxfuse.errors import BadInput
 
 VERSION = 1
@@ -287,6 +289,7 @@ def checked(given: Expression) -> Expression:
     for value in given.outputs:
         _require(len(given.inputs) <= value < len(types), "an output is no step's value")
         _require(given.axes_of(value) == everything, "an output has not the full shape")
+        _require(types[value] in TYPES, "a quantized value is an output")
     _require(len(set(given.outputs)) == len(given.outputs), "an output is there twice")
     _require(sum(one.op in REDUCTIONS for one in given.steps) <= 1, "it has two reductions")
     return given
@@ -319,6 +322,11 @@ def _check_step(given: Expression, one: Step, at: int) -> None:
         return
     _require({name for name, _ in one.attributes} == set(operator.attributes), f"{one.op} has other attributes")
     _require(all(isinstance(value, float) for _, value in one.attributes), f"{one.op} has an attribute that is no number")
+    if one.op == "QuantizeLinear":
+        _require((one.get("low"), one.get("high")) in QUANTIZED.values(), "a quantization is to no type of 8 bits")
+    if one.op in ("QuantizeLinear", "DequantizeLinear"):
+        _require(-128 <= one.get("zero") <= 255 and one.get("zero").is_integer(), "a zero point is none")
+        _require(len(given.axes_of(one.operands[1])) <= 1, "a scale has more than one axis")
 
 
 def _type_of(one: Step, types: Sequence[str]) -> str:
@@ -326,10 +334,15 @@ def _type_of(one: Step, types: Sequence[str]) -> str:
         return str(one.get("type"))
     operator = _operator(one.op)
     kinds = [types[value] for value in one.read]
+    if operator.gives == "scale":
+        _require(kinds[0] in operator.takes and kinds[1] in FLOATS, f"{one.op} takes a quantized value and a scale")
+        return kinds[1]
     if operator.first_bool:
         _require(kinds[0] in BOOL, f"{one.op} has no condition")
         kinds = kinds[1:]
     _require(set(kinds) <= operator.takes and len(set(kinds)) == 1, f"{one.op} cannot take {' and '.join(sorted(set(kinds))) or 'nothing'}")
+    if operator.gives == "quantized":
+        return next((name for name, ends in QUANTIZED.items() if ends[0] == one.get("low")), "")
     return str(one.get("to")) if operator.gives == "to" else "bool" if operator.gives == "bool" else kinds[0]
 
 

@@ -14,10 +14,11 @@ import ml_dtypes
 import numpy as np
 
 from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step, ancestors, groups
-from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, SIZES
+from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, QUANTIZED, SIZES
 
 _STORED = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
 _WIDE = {"float32": "float", "float16": "float", "bfloat16": "float", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
+_WIDE |= dict.fromkeys(QUANTIZED, "float")  # whole numbers, between a quantization and what undoes it
 LETTERS = {"float32": "f", "float16": "h", "bfloat16": "b", "int32": "i", "int64": "l", "bool": "?"}
 _EXACT = frozenset({"Cast", "Constant", "Identity"})
 INCLUDE = '#include "Elementwise/kernel.cuh"\n'

@@ -121,6 +121,13 @@ ONNXFUSE_OPERATOR float floor_of(float a) { return floorf(a); }
 ONNXFUSE_OPERATOR float ceiling(float a) { return ceilf(a); }
 ONNXFUSE_OPERATOR float round_even(float a) { return rintf(a); }
 
+// A whole number from low to high, halves to the even one, as a float; NaN becomes the lowest.
+ONNXFUSE_OPERATOR float quantize(float a, float scale, float low, float high, float zero)
+{
+    return fminf(fmaxf(rintf(a / scale), low - zero), high - zero) + zero;
+}
+ONNXFUSE_OPERATOR float dequantize(float a, float scale, float zero) { return (a - zero) * scale; }
+
 template <typename T>
 ONNXFUSE_OPERATOR T relu(T a) { return a < 0 ? T{0} : a; }
 ONNXFUSE_OPERATOR float leaky_relu(float a, float alpha) { return a < 0.0f ? alpha * a : a; }

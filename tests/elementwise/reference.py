@@ -188,6 +188,12 @@ def _step(given: Expression, one: Step, found: Sequence[Any]) -> Any:
         return _clip_in(given.types[one.operands[0]], *operands)
     if one.op == "Where":
         return np.where(*operands)
+    if one.op == "QuantizeLinear":
+        low, high, zero = (one.get(name) for name in ("low", "high", "zero"))
+        whole = np.rint(operands[0] / operands[1])
+        return np.where(np.isnan(whole), low, np.clip(whole + zero, low, high))
+    if one.op == "DequantizeLinear":
+        return (operands[0] - one.get("zero")) * operands[1]
     if one.op == "Mod":
         return _modulo(*operands, one.get("fmod"))
     if one.op in _UNARY:

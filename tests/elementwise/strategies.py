@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from onnxfuse.elementwise.expression import ABSENT, Expression, Input, Step, checked, constant, step
-from onnxfuse.elementwise.operators import FLOATS, INTEGERS, NORMALISING, NUMBERS, OPERATORS, REDUCTIONS
+from onnxfuse.elementwise.operators import FLOATS, INTEGERS, NORMALISING, NUMBERS, OPERATORS, QUANTIZED, REDUCTIONS
 
 FLOAT_TYPES, INTEGER_TYPES = sorted(FLOATS), sorted(INTEGERS)
 # Functions whose float64 reference cannot be told from chance where arguments are large.
-_TAME = sorted(name for name in OPERATORS if name not in ("Cast", "Sin", "Cos", "Pow", "Mod"))
+_TAME = sorted(name for name in OPERATORS if name not in ("Cast", "Sin", "Cos", "Pow", "Mod", "DequantizeLinear"))
 
 
 @st.composite
@@ -59,10 +59,14 @@ class _Builder:
         name = draw(st.sampled_from([*_TAME, "Cast", "Cast"]))
         operator = OPERATORS[name]
         if name == "Cast":
-            value = draw(st.integers(0, len(self.types) - 1))
+            value = self.pick(draw, NUMBERS | {"bool"})
+            assert value is not None
             # What a float beyond an integer's range becomes, nobody says.
             to = draw(st.sampled_from(sorted(FLOATS | {"bool"}) if self.types[value] in FLOATS else sorted(NUMBERS | {"bool"})))
             self.put(step("Cast", value, to=to), to)
+            return
+        if name == "QuantizeLinear":
+            self.quantize(draw)
             return
         first = self.pick(draw, {"bool"}) if operator.first_bool else self.pick(draw, operator.takes)
         if first is None:
@@ -87,6 +91,19 @@ class _Builder:
         attributes = {"fmod": 1.0} if name == "Mod" else {}
         self.put(step(name, *operands, **attributes), "bool" if operator.gives == "bool" else kind)
 
+    def quantize(self, draw: st.DrawFn) -> None:
+        """To 8 bits and back."""
+        value = self.pick(draw, FLOATS)
+        if value is None:
+            return
+        kind = self.types[value]
+        name, (low, high) = draw(st.sampled_from(sorted(QUANTIZED.items())))
+        zero = float(draw(st.sampled_from([0, 3, 127, -5 if low else 128])))
+        scales = [at for at, one in enumerate(self.inputs) if one.dtype == kind and one.axes.count("1") <= 1]
+        scale = draw(st.sampled_from(scales)) if scales and draw(st.booleans()) else self.put(constant(kind, 0.0625), kind)
+        made = self.put(step("QuantizeLinear", value, scale, low=low, high=high, zero=zero), name)
+        self.put(step("DequantizeLinear", made, scale, zero=zero), kind)
+
     def finish(self, draw: st.DrawFn, rank: int, kind: str, reduction: str) -> Expression:
         """With a last step that reads the full input, so that there is an output."""
         value = self.pick(draw, {kind})
@@ -99,7 +116,7 @@ class _Builder:
             made = whole.step(value)
             if (
                 made is not None
-                and made.op != "Constant"
+                and made.op not in ("Constant", "QuantizeLinear")
                 and whole.axes_of(value) == full
                 and len(outputs) < 3
                 and draw(st.integers(0, 4)) == 0

@@ -20,10 +20,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from onnxfuse import plugins
 from onnxfuse.elementwise import body
 from onnxfuse.elementwise.expression import NUMPY, Expression, Input, checked, constant, step
-from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS
+from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS, QUANTIZED
 from onnxfuse.fusions.pattern import DOMAIN
 from tests.elementwise import cases, reference
-from tests.elementwise.emulated import Kernels, full_shape, input_shape, output_shapes, values
+from tests.elementwise.emulated import SPECIAL, Kernels, full_shape, input_shape, output_shapes, values
 from tests.elementwise.strategies import Batch, batches
 from tests.fusions.helpers import run
 
@@ -61,7 +61,7 @@ def _alone() -> list[tuple[str, Expression]]:
     found = []
     for name, operator in OPERATORS.items():
         for kind in ("float32", "int32", "int64", "bool"):
-            if kind not in operator.takes or name in ("Cast", "Clip"):
+            if kind not in operator.takes or name in ("Cast", "Clip", "QuantizeLinear"):
                 continue
             count = max(operator.least, 2 if operator.folded else 1)
             kinds = ["bool", kind, kind] if operator.first_bool else [kind] * count
@@ -213,6 +213,28 @@ def test_wide_and_many_rows(compiled: Callable[..., Kernels]) -> None:
         rng = np.random.default_rng(width)
         inputs = [values(one.dtype, input_shape(one.axes, (rows, width)), rng, spread=1.0) for one in of.inputs]
         reference.compare(of, inputs, (rows, width), kernels.run(of, inputs), (rows, width))
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_quantized_islands_are_as_in_onnxruntime(kind: str, dtype: str, compiled: Callable[..., Kernels]) -> None:
+    """Halves to the even number, saturated at both ends, NaN the lowest; by one scale, and by one a channel. To the last bit, after one
+    rounding to the type."""
+    low, high = QUANTIZED[kind]
+    for axes, zero in (("", 0.0), ("", 3.0), ("100", 3.0)):
+        steps = (
+            step("QuantizeLinear", 0, 1, low=low, high=high, zero=zero),
+            step("DequantizeLinear", 2, 1, zero=zero),
+            step("Identity", 3),
+        )
+        of = checked(Expression(4, (Input(dtype, "1111"), Input(dtype, axes)), steps, (4,)))
+        rng = np.random.default_rng(5)
+        x = np.concatenate([np.arange(-300, 300) * 0.25, SPECIAL, rng.standard_normal(600 - len(SPECIAL)) * 90])
+        with np.errstate(over="ignore"):
+            x = x.reshape(2, 3, 5, 40).astype(dtype)
+        scale = np.asarray([0.5, 0.37, 1.0][: 3 if axes else 1], dtype).reshape((3, 1, 1) if axes else ())
+        (got,), (want,) = compiled([of]).run(of, [x, scale]), by_onnxruntime(of, [x, scale])
+        np.testing.assert_array_equal(got, want)
 
 
 def test_rows_with_steps_behind_a_reduction(compiled: Callable[..., Kernels]) -> None:

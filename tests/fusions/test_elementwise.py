@@ -210,6 +210,98 @@ def test_rows_that_need_each_other_are_not_both_one() -> None:
     fused(model, {"x": X, "z": random(*SHAPE, seed=5)})
 
 
+# --- quantization ------------------------------------------------------------------------------------------------------------
+
+
+def quantized(net: Net, x: str, scale: Any = 0.05, zero: Any = 3, kind: Any = np.int8, dtype: Any = np.float32, **axis: int) -> str:
+    scales, zeros = net.const(scale, dtype), net.const(zero, kind)
+    return net.op("DequantizeLinear", net.op("QuantizeLinear", x, scales, zeros, **axis), scales, zeros, **axis)
+
+
+ISLAND = "Mul-Sigmoid-QuantizeLinear-DequantizeLinear-Add-Relu"
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "kind", "axis"),
+    [
+        (0.0037, 3, np.int8, {}),
+        (0.5, 131, np.uint8, {}),
+        (np.linspace(0.001, 0.01, 6), np.zeros(6), np.int8, {"axis": 1}),
+        (np.linspace(0.001, 0.01, 8), np.full(8, 128), np.uint8, {"axis": -1}),
+    ],
+)
+def test_quantization_between_element_wise_operators(scale: Any, zero: Any, kind: Any, axis: dict[str, int]) -> None:
+    """One scale, one of few digits, and one a channel; to the last step of the 8 bits."""
+    net = Net(17)
+    gate = net.op("Sigmoid", net.op("Mul", "x", net.const(0.7)))
+    y = net.op("Relu", net.op("Add", quantized(net, gate, scale, zero, kind, **axis), "u"))
+    model = net.model([value("x", SHAPE), value("u", SHAPE)], [y])
+    assert forms(model) == [ISLAND]
+    assert kinds(fused(model, {"x": X, "u": random(*SHAPE, seed=2)})) == ["Elementwise"]
+
+
+@pytest.mark.parametrize("opset", [10, 13, RUN_OPSET])
+def test_quantization_in_every_opset(opset: int) -> None:
+    net = Net(opset)
+    y = net.op("Neg", quantized(net, net.op("Exp", "x")))
+    assert kinds(fused(net.model([value("x", SHAPE)], [y]), {"x": X})) == ["Elementwise"]
+
+
+def left_alone(build: Any, *others: Any) -> None:
+    """No quantization is part of a site; the model is what it was."""
+    net = Net(21)
+    model = net.model([value("x", SHAPE), *others], build(net))
+    assert all("Quantize" not in form for form in forms(model))
+    rewritten, _, _ = fuse(model, ["elementwise"])
+    assert ops(rewritten).count("QuantizeLinear") == ops(model).count("QuantizeLinear") > 0
+
+
+def test_quantization_that_tensorrt_needs_is_left_alone() -> None:
+    def gate(net: Net) -> str:
+        return net.op("Sigmoid", net.op("Mul", "x", net.const(0.7)))
+
+    def more(net: Net, x: str) -> str:
+        return net.op("Exp", net.op("Neg", x))
+
+    left_alone(lambda net: [conv(net, quantized(net, gate(net)))])  # before a convolution
+    left_alone(lambda net: [more(net, quantized(net, conv(net)))])  # behind one
+    left_alone(lambda net: [more(net, quantized(net, net.op("Relu", conv(net))))])  # behind one and its activation
+    left_alone(lambda net: [net.op("Relu", net.op("Add", conv(net), quantized(net, gate(net))))])  # a residual, in its epilogue
+    left_alone(lambda net: [more(net, quantized(net, "x"))])  # of an input
+
+    def shared(net: Net) -> list[str]:
+        """One reader is element-wise, and one a convolution."""
+        scale, zero = net.const(0.05), net.const(3, np.int8)
+        narrow = net.op("QuantizeLinear", gate(net), scale, zero)
+        first, second = (net.op("DequantizeLinear", narrow, scale, zero) for _ in range(2))
+        return [more(net, first), conv(net, second)]
+
+    left_alone(shared)
+    left_alone(lambda net: [net.op("QuantizeLinear", gate(net), net.const(0.05), net.const(3, np.int8))])  # its result is an output
+
+
+def test_quantization_that_no_kernel_has_is_left_alone() -> None:
+    def between(net: Net, scale: str, zero: str, **more: int) -> list[str]:
+        narrow = net.op("QuantizeLinear", net.op("Exp", "x"), scale, zero, **more)
+        return [net.op("Neg", net.op("DequantizeLinear", narrow, scale, zero, **more))]
+
+    left_alone(lambda net: between(net, "s", net.const(3, np.int8)), value("s", []))  # a scale that is computed
+    left_alone(lambda net: between(net, net.const(np.full(6, 0.1)), net.const(np.arange(6), np.int8), axis=1))  # a zero point a channel
+    left_alone(lambda net: between(net, net.const(0.1), net.const(300, np.uint16)))  # 16 bits
+    scales, zeros = np.full((2, 6, 2, 8), 0.1), np.zeros((2, 6, 2, 8))
+    left_alone(lambda net: between(net, net.const(scales), net.const(zeros, np.int8), axis=2, block_size=2))
+
+
+def test_quantization_in_half_precision() -> None:
+    net = Net(20)
+    y = net.op("Add", quantized(net, net.op("Sigmoid", net.op("Mul", "x", net.const(0.7))), 1 / 128), "x")
+    model = net.model([value("x", SHAPE)], [y])
+    written = converted(model)
+    (node,) = (node for node in written.graph.node if node.domain)
+    assert {given.dtype for given in ex.parse(node.attribute[0].s.decode()).inputs} == {"float16"}
+    same(run(written, {"x": X}), run(model, {"x": X}), rtol=2e-3, atol=1.01 / 128)  # one step where a half is rounded the other way
+
+
 def test_other_axes_are_no_end() -> None:
     net = Net(13)
     total = net.op("Add", net.op("Mul", "x", "x"), net.op("Abs", "x"))

@@ -57,13 +57,14 @@ def test_values(start: int, tmp_path: Path) -> None:
         reference.compare(one, inputs, shapes[number], [got[f"e{number}_o{at}"] for at in range(len(one.outputs))], name)
 
 
-def test_reductions_in_the_middle(tmp_path: Path) -> None:
-    """Short and long rows, and those of one team of lanes."""
-    made = cases.midway()
-    names = [name for name in made if "bfloat16" not in name]
+def test_reductions_in_the_middle_and_quantized_islands(tmp_path: Path) -> None:
+    """Short and long rows, and those of one team of lanes; one scale, and one a channel."""
+    made = {**cases.midway(), **cases.islands()}
+    names = [name for name in made if "bfloat16" not in name and "uint8 float32" not in name]
     expressions = [made[name] for name in names]
-    shapes = [(40, 24), (3, 5000), (41, 7), (2, 1030), (100, 64), (5, 128)]
-    full = [(*((1,) * (one.rank - 2)), *shape) for one, shape in zip(expressions, shapes, strict=True)]
+    rows = [(40, 24), (3, 5000), (41, 7), (2, 1030), (100, 64), (5, 128)]
+    shapes = [*rows, *(SHAPES[4] for _ in names[len(rows) :])]
+    full = [(*((1,) * (one.rank - len(shape))), *shape) for one, shape in zip(expressions, shapes, strict=True)]
     engine, feeds = built(tmp_path / "midway", expressions, full, special=False)  # a NaN is its whole row's
     with Engine.load(engine) as loaded:
         got = loaded.run(feeds)
