@@ -1,4 +1,5 @@
-"""The verdicts that ship with the package, made from rows of policy measure and only:FUSION of benchmarks/results.
+"""The verdicts that ship with the package, made from rows of policy measure and only:FUSION of benchmarks/results, and from the chains
+that were timed alone (GPU-elementwise-engines.json, made by tests/elementwise/gpu_run.py).
 
 python -m benchmarks.verdicts            print them
 python -m benchmarks.verdicts --write    write onnxfuse/plan/verdicts.json
@@ -17,7 +18,7 @@ from onnxfuse import gpus
 from onnxfuse.bench.stats import Interval
 from onnxfuse.graph.files import atomic
 from onnxfuse.plan import store
-from onnxfuse.plan.verdicts import DTYPES, Verdict, shape_class
+from onnxfuse.plan.verdicts import DTYPES, ESTIMATE_MARGIN, Verdict, shape_class
 
 FILE = ROOT / "onnxfuse" / "plan" / "verdicts.json"
 
@@ -53,9 +54,42 @@ def _alone(fusion: str, row: results.Row, machine: Mapping[str, Any]) -> Iterato
         )
 
 
+def chains(data: results.Results) -> Iterator[Verdict]:
+    """Of element-wise chains that were timed alone at the size of their model, agreed, and carry no mark; one for each form and class.
+
+    A chain alone is more than a chain in its model, where TensorRT may merge it with what is around it: it won only where it won by the
+    margin that an estimate needs, and what won by less says nothing. Of several chains of one form and class the most cautious counts.
+    """
+    found: dict[tuple[Any, ...], Verdict] = {}
+    for row in data["rows"]:
+        if row["site"] is None or not row["agrees"] or row["marks"]:
+            continue
+        rows, width = shape_class(row["site"])
+        verdict = Verdict(
+            fusion="elementwise",
+            model=f"{row['model']} (the chain alone)",
+            rows=rows,
+            width=width,
+            dtype=DTYPES[row["precision"]],
+            gpu=gpus.resolve(data["machine"]["gpu"]).name,
+            driver=data["machine"]["driver"],
+            tensorrt=data["machine"]["tensorrt"],
+            automatic_ms=Interval(**row["automatic_ms"]),
+            fused_ms=Interval(**row["fused_ms"]),
+            ratio=Interval(**row["ratio"]),
+            date=data["machine"]["date"],
+            variant=row["form"],
+        )
+        known = found.get(verdict.key)
+        if known is None or verdict.ratio.low < known.ratio.low:
+            found[verdict.key] = verdict
+    yield from (one for one in found.values() if one.outcome != "won" or one.ratio.low >= ESTIMATE_MARGIN)
+
+
 def text(folder: Path = results.FOLDER) -> str:
     """The content of the verdicts file, from every results file of `folder`."""
     found = [verdict for path in sorted(folder.glob("*-trt*.json")) for verdict in verdicts(results.load(path))]
+    found += [verdict for path in sorted(folder.glob("*-elementwise-engines.json")) for verdict in chains(results.load(path))]
     return store.text(sorted(store.newest(found), key=lambda verdict: tuple(map(str, verdict.key))))
 
 

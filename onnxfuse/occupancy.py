@@ -59,14 +59,31 @@ def _by_registers(registers: int, warps: int, total: int) -> int:
 
 
 def _by_shared(smem: int, sm: int, total: int) -> int:
-    piece, own = (256, 0) if sm < 80 else (128, 1024)
+    piece, own = _pieces(sm)
     taken = -(-(smem + own) // piece) * piece
     return total // taken if taken else 1 << 16
 
 
-def of_kernel(use: KernelUse) -> Occupancy:
-    """At the largest block that the kernel is compiled for; 1024 threads where it has no bound."""
-    return of(use.registers, use.smem, use.threads or 1024, use.sm)
+def _pieces(sm: int) -> tuple[int, int]:
+    """Of shared memory: bytes of a piece, and the system's own of each block."""
+    return (256, 0) if sm < 80 else (128, 1024)
+
+
+def of_kernel(use: KernelUse, launched: int = 0) -> Occupancy:
+    """At the largest block that the kernel is compiled for; 1024 threads where it has no bound. launched: bytes of shared memory that a
+    launch adds to a block for its shapes, which no compiler knows."""
+    return of(use.registers, use.smem + launched, use.threads or 1024, use.sm)
+
+
+def most_launched(use: KernelUse) -> int:
+    """Bytes of shared memory that a launch may add to a block while as many blocks fit as without; 0 where none fits."""
+    blocks = of_kernel(use).blocks
+    if blocks == 0:
+        return 0
+    piece, own = _pieces(use.sm)
+    of_block = gpus.resident(use.sm).shared_bytes // blocks // piece * piece - own
+    largest = gpus.of_architecture(use.sm)[0].shared_kib_block * 1024
+    return max(0, min(of_block, largest) - use.smem)
 
 
 def is_empty(use: KernelUse) -> bool:
@@ -78,7 +95,7 @@ def is_empty(use: KernelUse) -> bool:
 def figures(use: KernelUse) -> dict[str, Any]:
     """All that is known of a kernel, as JSON has it."""
     held = of_kernel(use)
-    return {**asdict(use), "occupancy": round(held.share, 3), "limit": held.limit}
+    return {**asdict(use), "occupancy": round(held.share, 3), "limit": held.limit, "most_launched": most_launched(use)}
 
 
 # A kernel that reaches less than this share of what it reaches elsewhere was made with another card in mind.

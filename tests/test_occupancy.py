@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -19,8 +19,8 @@ PROGRAM = r"""
 #include <cuda_occupancy.h>
 int main()
 {
-    int sm, warps, smem_sm, smem_block, registers, smem, threads;
-    while (std::scanf("%d %d %d %d %d %d %d", &sm, &warps, &smem_sm, &smem_block, &registers, &smem, &threads) == 7)
+    int sm, warps, smem_sm, smem_block, registers, smem, threads, launched;
+    while (std::scanf("%d %d %d %d %d %d %d %d", &sm, &warps, &smem_sm, &smem_block, &registers, &smem, &threads, &launched) == 8)
     {
         cudaOccDeviceProp device;
         std::memset(&device, 0, sizeof device);
@@ -46,7 +46,7 @@ int main()
         std::memset(&state, 0, sizeof state);
         state.carveoutConfig = 100;
         cudaOccResult result;
-        if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, 0) != CUDA_OCC_SUCCESS)
+        if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, launched) != CUDA_OCC_SUCCESS)
             std::puts("-1");
         else
             std::printf("%d\n", result.activeBlocksPerMultiprocessor);
@@ -55,26 +55,52 @@ int main()
 """
 
 
-@pytest.mark.nvcc
-def test_blocks_are_those_of_the_toolkit(tmp_path: Path) -> None:
-    """Registers, shared memory and threads of every kind, on every architecture of the table."""
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[tuple[KernelUse, int]]], list[int]]:
+    """Blocks of each kernel that fit, by the toolkit, where a launch adds so many bytes of shared memory."""
     try:
         include = plugins.find_nvcc().path.parent.parent / "include"
     except MissingHere as reason:
         pytest.skip(str(reason))
-    (tmp_path / "toolkit.cpp").write_text(PROGRAM)
-    subprocess.run(["g++", "-w", "-I", str(include), str(tmp_path / "toolkit.cpp"), "-o", str(tmp_path / "toolkit")], check=True)
-    kernels = list(
-        itertools.product((16, 32, 33, 48, 64, 96, 128, 168, 255), (0, 16, 1024, 16512, 33000, 49152), (32, 96, 128, 256, 384, 512))
-    )
-    lines = []
-    for sm in gpus.architectures():
-        most, card = gpus.resident(sm), gpus.of_architecture(sm)[0]
-        lines += [f"{sm} {most.warps} {most.shared_bytes} {card.shared_kib_block * 1024} {r} {s} {t}" for r, s, t in kernels]
-    said = subprocess.run([tmp_path / "toolkit"], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.split()
-    for line, blocks in zip(lines, map(int, said), strict=True):
-        sm, _, _, _, registers, smem, threads = map(int, line.split())
-        assert occupancy.of(registers, smem, threads, sm).blocks == blocks, line
+    work = tmp_path_factory.mktemp("toolkit")
+    (work / "toolkit.cpp").write_text(PROGRAM)
+    subprocess.run(["g++", "-w", "-I", str(include), str(work / "toolkit.cpp"), "-o", str(work / "toolkit")], check=True)
+
+    def blocks(wanted: list[tuple[KernelUse, int]]) -> list[int]:
+        lines = []
+        for one, launched in wanted:
+            most, card = gpus.resident(one.sm), gpus.of_architecture(one.sm)[0]
+            card_figures = f"{one.sm} {most.warps} {most.shared_bytes} {card.shared_kib_block * 1024}"
+            lines.append(f"{card_figures} {one.registers} {one.smem} {one.threads} {launched}")
+        said = subprocess.run([work / "toolkit"], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.split()
+        return [int(word) for word in said]
+
+    return blocks
+
+
+KINDS = list(itertools.product((16, 32, 33, 48, 64, 96, 128, 168, 255), (0, 16, 1024, 16512, 33000, 49152), (32, 96, 128, 256, 384, 512)))
+
+
+@pytest.mark.nvcc
+def test_blocks_are_those_of_the_toolkit(toolkit: Callable[[list[tuple[KernelUse, int]]], list[int]]) -> None:
+    """Registers, shared memory and threads of every kind, on every architecture of the table; and what a launch adds."""
+    kernels = [use("k", sm, registers, smem, threads) for sm in gpus.architectures() for registers, smem, threads in KINDS]
+    wanted = [(one, launched) for one in kernels for launched in (0, 8000)]
+    for (one, launched), blocks in zip(wanted, toolkit(wanted), strict=True):
+        if one.smem + launched <= gpus.of_architecture(one.sm)[0].shared_kib_block * 1024:
+            assert occupancy.of_kernel(one, launched).blocks == blocks, (one, launched)
+
+
+@pytest.mark.nvcc
+def test_what_a_launch_may_add(toolkit: Callable[[list[tuple[KernelUse, int]]], list[int]]) -> None:
+    """As many blocks fit with that much, and fewer, or none, with a byte more."""
+    kernels = [use("k", sm, registers, smem, threads) for sm in gpus.architectures() for registers, smem, threads in KINDS]
+    kernels = [one for one in kernels if occupancy.of_kernel(one).blocks]
+    room = [occupancy.most_launched(one) for one in kernels]
+    without = toolkit([(one, 0) for one in kernels])
+    assert toolkit([(one, left) for one, left in zip(kernels, room, strict=True)]) == without
+    beyond = toolkit([(one, left + 1) for one, left in zip(kernels, room, strict=True)])
+    assert all(more < blocks for more, blocks in zip(beyond, without, strict=True))
 
 
 @pytest.mark.parametrize(

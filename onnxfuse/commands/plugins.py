@@ -69,13 +69,13 @@ def inspect(
         libraries = [{**_summary(library), "kernels": [occupancy.figures(use) for use in library.kernels]} for library in built]
         _print_json({"schema": 1, "libraries": libraries, "warnings": warnings})
         return
-    columns = ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit")
+    columns = ("kernel", "regs", "spills", "stack", "shared", "launch", "code", "threads", "warps", "limit")
     for library in built:
         rows = [_row(occupancy.figures(use), occupancy.is_empty(use)) for use in library.kernels if use.registers]
         _print_table(f"sm_{library.sm}, {library.compiler}{_cards(library.sm)}", columns, rows)
     typer.echo(
-        "spills, stack, shared, code: bytes; shared: what the compiler lays out, without what a launch adds for its shapes; "
-        "warps: that a multiprocessor holds at once, of those it could; limit: what runs out"
+        "spills, stack, shared, launch, code: bytes; shared: what the compiler lays out; launch: what a launch may add to a block for its "
+        "shapes while so many warps fit; warps: that a multiprocessor holds at once, of those it could; limit: what runs out"
     )
     for line in warnings:
         typer.echo(f"warning: {line}")
@@ -83,9 +83,10 @@ def inspect(
 
 def _row(of: dict[str, Any], empty: bool) -> tuple[Any, ...]:
     if empty:
-        return of["name"], *["-"] * 7, "not for it"
+        return of["name"], *["-"] * 8, "not for it"
     spilled = of["spill_stores"] + of["spill_loads"]
-    return of["name"], of["registers"], spilled, of["stack"], of["smem"], of["code"], of["threads"], f"{of['occupancy']:.0%}", of["limit"]
+    taken = of["registers"], spilled, of["stack"], of["smem"], of["most_launched"], of["code"], of["threads"]
+    return of["name"], *taken, f"{of['occupancy']:.0%}", of["limit"]
 
 
 def _cards(sm: int) -> str:

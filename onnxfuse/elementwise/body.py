@@ -38,7 +38,10 @@ def function(given: Expression, opset: int, domain: str) -> onnx.FunctionProto:
     writer = _Writer(opset)
     for value, one in enumerate(given.steps, start=len(given.inputs)):
         operands = ["" if operand == ABSENT else names[operand] for operand in one.operands]
-        writer.step(one, operands, names[value], given.types[one.operands[0]] if one.operands else "")
+        if one.op in ("QuantizeLinear", "DequantizeLinear"):
+            writer.quantization(one, operands, names[value], given, value)
+        else:
+            writer.step(one, operands, names[value], given.types[one.operands[0]] if one.operands else "")
     return helper.make_function(
         domain,
         op_type(given),
@@ -82,6 +85,21 @@ class _Writer:
             if one.op == "Mod":
                 attributes["fmod"] = 1 if dtype.startswith(("float", "bfloat")) else attributes["fmod"]
             self.node(one.op, operands, result, **attributes)
+
+    def quantization(self, one: Step, operands: Sequence[str], result: str, given: Expression, value: int) -> None:
+        """As it was: with a scale for all, or one of a single axis, which is that of the operand."""
+        kind = given.types[value if one.op == "QuantizeLinear" else one.operands[0]]
+        axes = given.axes_of(one.operands[1])
+        scale, attributes = operands[1], {}
+        if axes:
+            attributes["axis"] = next(iter(axes)) - given.rank
+            scale = self.node("Reshape", [scale, self.constant(f"{result}_one_axis", [-1], "int64")], f"{result}_scale")
+        zeros = numpy_helper.from_array(np.asarray(one.get("zero"), kind), f"{result}_zero")
+        zero = self.node("Constant", [], f"{result}_zero", value=zeros)
+        if axes:
+            shape = self.node("Shape", [scale], f"{result}_count")
+            zero = self.node("Expand", [zero, shape], f"{result}_zeros")
+        self.node(one.op, [operands[0], scale, zero], result, **attributes)
 
     def clip(self, operands: Sequence[str], result: str, dtype: str) -> None:
         if self.opset >= _CLIP_INPUTS:

@@ -28,7 +28,7 @@ from onnxfuse.elementwise.expression import (
     checked,
     parse,
 )
-from onnxfuse.elementwise.operators import REDUCTIONS
+from onnxfuse.elementwise.operators import REDUCTIONS, TYPES
 from onnxfuse.plugins import KernelUse
 
 # Arithmetic as written: no contraction of a product and a sum into one rounding.
@@ -227,6 +227,8 @@ def _between(given: Expression, part: Part) -> Iterator[int]:
         made = given.step(value)
         if made is None or made.op in REDUCTIONS or made.op == "Constant" or given.axes_of(value) != full:
             continue
+        if given.types[value] not in TYPES:
+            continue  # quantized: it has no form in memory
         if not set(part.makes) <= ancestors(given, [value]):
             yield value
 
@@ -256,7 +258,7 @@ def _halves(given: Expression, part: Part, value: int) -> tuple[_Piece, _Piece] 
 
 def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _Piece | None:
     """An expression for some values of `given`, from those that are known; None where it has more inputs or outputs than one may have."""
-    computed = sorted(_computed(given, makes, known))
+    computed = _in_order(given, _computed(given, makes, known))
     steps = [step for value in computed if (step := given.step(value)) is not None]
     read = sorted({value for step in steps for value in step.read} - set(computed))
     if len(read) > MOST_INPUTS or len(makes) > MOST_OUTPUTS:
@@ -267,6 +269,12 @@ def _piece(given: Expression, makes: tuple[int, ...], known: Sequence[int]) -> _
         Step(step.op, tuple(value if value == ABSENT else place[value] for value in step.operands), step.attributes) for step in steps
     )
     return checked(Expression(given.rank, inputs, moved, tuple(place[value] for value in makes))), tuple(read), makes
+
+
+def _in_order(given: Expression, values: Iterable[int]) -> list[int]:
+    """So that a reduction that nothing of them follows is the last."""
+    reduced = given.reduced
+    return sorted(values, key=lambda value: (reduced is not None and reduced in ancestors(given, [value]), value))
 
 
 def _input(given: Expression, value: int) -> Input:

@@ -10,7 +10,11 @@ Text form, version 1, is JSON:
 rank: of the full shape, which every output has; 0 to 8. An input has an element type and one letter for each of its axes, counted from the
 last: 1 where it has the full shape's length, 0 where it has length 1 and is broadcast. Values are numbered: first the inputs, then
 one of each step, which reads earlier values only (-1 is an absent operand). Attributes are numbers, written as Python's float.hex; `to` and
-`type` are element types. At most one step is a reduction over the last axis; it is the last, and nothing reads it.
+`type` are element types. QuantizeLinear and DequantizeLinear take a number or a tensor as scale, and have the zero point and the ends of
+the 8-bit type as attributes; what is between them is neither input nor output.
+
+At most one step is a reduction over the last axis. It is the last, and nothing reads it; or it is in the middle: later steps read it, as a
+value of the full shape where it normalises, else (keepdims 1) as one that is broadcast along the last axis and is no output.
 
 What the kernels compute: float16 and bfloat16 are widened to float32, all arithmetic is float32 without contraction, and a value is
 rounded once where it is stored: better than the original, which rounds after every operator. Rounded as in the original are the results of
@@ -33,7 +37,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxfuse.elementwise.operators import BOOL, FLOATS, NORMALISING, OPERATORS, REDUCTIONS, SIZES, TYPES, Operator
+from onnxfuse.elementwise.operators import BOOL, FLOATS, NORMALISING, OPERATORS, QUANTIZED, REDUCTIONS, SIZES, TYPES, Operator
 from onnxfuse.errors import BadInput
 
 VERSION = 1
@@ -95,9 +99,23 @@ class Expression:
         return tuple(found)
 
     @property
+    def reduced(self) -> int | None:
+        """The value that a reduction makes."""
+        return next((at for at, one in enumerate(self.steps, start=len(self.inputs)) if one.op in REDUCTIONS), None)
+
+    @property
     def reduction(self) -> Step | None:
-        last = self.steps[-1] if self.steps else None
-        return last if last is not None and last.op in REDUCTIONS else None
+        return None if self.reduced is None else self.step(self.reduced)
+
+    @property
+    def is_reduced_midway(self) -> bool:
+        """Whether steps follow the reduction."""
+        return self.reduced is not None and self.steps[-1].op not in REDUCTIONS
+
+    @property
+    def row_output(self) -> int | None:
+        """The value of a reduction that ends the expression."""
+        return None if self.is_reduced_midway else self.reduced
 
     def step(self, value: int) -> Step | None:
         """The step that makes a value; None for an input."""
@@ -135,7 +153,8 @@ class Expression:
     def _axes(self) -> tuple[frozenset[int], ...]:
         found = [frozenset(self.rank - len(i.axes) + at for at, letter in enumerate(i.axes) if letter == "1") for i in self.inputs]
         for step in self.steps:
-            found.append(frozenset().union(*(found[value] for value in step.read)))
+            own = frozenset[int]().union(*(found[value] for value in step.read))
+            found.append(own - {self.rank - 1} if self.is_reduced_midway and _is_small(step) else own)
         return tuple(found)
 
     def retyped(self, half: str) -> Expression:
@@ -159,6 +178,11 @@ class Expression:
             steps.append(replace(step, attributes=_sorted(attributes)))
         inputs = tuple(Input(narrow(given.dtype), given.axes) for given in self.inputs)
         return checked(Expression(self.rank, inputs, tuple(steps), self.outputs))
+
+
+def _is_small(given: Step) -> bool:
+    """Whether it gives one number a row."""
+    return given.op in REDUCTIONS and given.op not in NORMALISING
 
 
 def constant(dtype: str, value: float) -> Step:
@@ -265,7 +289,9 @@ def checked(given: Expression) -> Expression:
     for value in given.outputs:
         _require(len(given.inputs) <= value < len(types), "an output is no step's value")
         _require(given.axes_of(value) == everything, "an output has not the full shape")
+        _require(types[value] in TYPES, "a quantized value is an output")
     _require(len(set(given.outputs)) == len(given.outputs), "an output is there twice")
+    _require(sum(one.op in REDUCTIONS for one in given.steps) <= 1, "it has two reductions")
     return given
 
 
@@ -281,8 +307,12 @@ def _check_step(given: Expression, one: Step, at: int) -> None:
     absent = [place for place, value in enumerate(one.operands) if value == ABSENT]
     _require(not absent or (one.op == "Clip" and 0 not in absent), f"{one.op} lacks an operand")
     if one.op in REDUCTIONS:
-        _require(one is given.steps[-1] and given.rank > 0, "a reduction is not the last step")
-        _require(at in given.outputs, "a reduction that nobody reads")
+        _require(given.rank > 0, "a reduction of no axis")
+        if one is given.steps[-1]:
+            _require(at in given.outputs, "a reduction that nobody reads")
+        else:
+            _require(any(at in other.read for other in given.steps), "a reduction in the middle that no step reads")
+            _require(not _is_small(one) or one.get("keepdims") == 1.0, "a reduction in the middle that drops its axis")
         full = frozenset(range(given.rank))
         _require(given.axes_of(one.operands[0]) == full, "what is reduced has not the full shape")
         for value in one.operands[1:]:
@@ -292,6 +322,11 @@ def _check_step(given: Expression, one: Step, at: int) -> None:
         return
     _require({name for name, _ in one.attributes} == set(operator.attributes), f"{one.op} has other attributes")
     _require(all(isinstance(value, float) for _, value in one.attributes), f"{one.op} has an attribute that is no number")
+    if one.op == "QuantizeLinear":
+        _require((one.get("low"), one.get("high")) in QUANTIZED.values(), "a quantization is to no type of 8 bits")
+    if one.op in ("QuantizeLinear", "DequantizeLinear"):
+        _require(-128 <= one.get("zero") <= 255 and one.get("zero").is_integer(), "a zero point is none")
+        _require(len(given.axes_of(one.operands[1])) <= 1, "a scale has more than one axis")
 
 
 def _type_of(one: Step, types: Sequence[str]) -> str:
@@ -299,10 +334,15 @@ def _type_of(one: Step, types: Sequence[str]) -> str:
         return str(one.get("type"))
     operator = _operator(one.op)
     kinds = [types[value] for value in one.read]
+    if operator.gives == "scale":
+        _require(kinds[0] in operator.takes and kinds[1] in FLOATS, f"{one.op} takes a quantized value and a scale")
+        return kinds[1]
     if operator.first_bool:
         _require(kinds[0] in BOOL, f"{one.op} has no condition")
         kinds = kinds[1:]
     _require(set(kinds) <= operator.takes and len(set(kinds)) == 1, f"{one.op} cannot take {' and '.join(sorted(set(kinds))) or 'nothing'}")
+    if operator.gives == "quantized":
+        return next((name for name, ends in QUANTIZED.items() if ends[0] == one.get("low")), "")
     return str(one.get("to")) if operator.gives == "to" else "bool" if operator.gives == "bool" else kinds[0]
 
 
@@ -336,10 +376,8 @@ def output_types(given: Expression) -> tuple[str, ...]:
 
 def bytes_each(given: Expression) -> int:
     """Bytes that one element of the full shape moves: full inputs read and outputs written once; broadcast inputs count for nothing."""
-    small = {
-        value for value in given.outputs if value == len(given.types) - 1 and given.reduction and given.reduction.op not in NORMALISING
-    }
-    return bytes_read(given) + sum(SIZES[given.types[value]] for value in given.outputs if value not in small)
+    large = [value for value in given.outputs if value != given.row_output or not _is_small(given.steps[-1])]
+    return bytes_read(given) + sum(SIZES[given.types[value]] for value in large)
 
 
 def bytes_read(given: Expression) -> int:

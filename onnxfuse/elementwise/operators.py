@@ -13,6 +13,8 @@ INTEGERS = frozenset({"int32", "int64"})
 NUMBERS = FLOATS | INTEGERS
 BOOL = frozenset({"bool"})
 TYPES = NUMBERS | BOOL
+# Types of values between a quantization and what undoes it: within an expression alone, never of an input or output.
+QUANTIZED = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "bool": 1}
 
 MOST_OPERANDS = 8
@@ -22,8 +24,9 @@ MOST_OPERANDS = 8
 class Operator:
     """One operator.
 
-    function: of the device. takes: element types of its operands. least, most: operands. gives: "same" as the operands, "bool", or "to"
-    for what the attribute `to` says. jumps: whether a small change of an operand can change the result by a step, so that operands are
+    function: of the device. takes: element types of its operands. least, most: operands. gives: "same" as the operands, "bool", "to"
+    for what the attribute `to` says, "quantized" for the type whose ends the attributes `low` and `high` are, or "scale" for that of
+    operand 1. jumps: whether a small change of an operand can change the result by a step, so that operands are
     rounded to their type first, as in the original. attributes: name -> default, always numbers; None where it must be given. first_bool:
     whether operand 0 is a condition. cost: of one element, in additions, for choosing a cut.
     """
@@ -65,6 +68,7 @@ OPERATORS: dict[str, Operator] = {
     "Celu": _unary("celu", cost=12, alpha=1.0),
     "Clip": Operator("clip", NUMBERS, 1, 3, cost=2),
     "Cos": _unary("cosine", cost=20),
+    "DequantizeLinear": Operator("dequantize", frozenset(QUANTIZED), 2, 2, "scale", attributes={"zero": 0.0}, cost=2),
     "Div": _binary("divide", cost=8),
     "Elu": _unary("elu", cost=12, alpha=1.0),
     "Equal": _compare("equal", TYPES),
@@ -95,6 +99,9 @@ OPERATORS: dict[str, Operator] = {
     "Or": _binary("logical_or", BOOL),
     "PRelu": _binary("prelu", FLOATS, cost=2),
     "Pow": _binary("power", FLOATS, cost=30),
+    "QuantizeLinear": Operator(
+        "quantize", FLOATS, 2, 2, "quantized", jumps=True, attributes={"low": None, "high": None, "zero": 0.0}, cost=14
+    ),
     "QuickGelu": _unary("quick_gelu", cost=20),
     "Reciprocal": _unary("reciprocal", cost=8),
     "Relu": _unary("relu", NUMBERS),
@@ -115,8 +122,8 @@ OPERATORS: dict[str, Operator] = {
     "Xor": _binary("logical_xor", BOOL),
 }
 
-# What may come last: one reduction over the last axis. Their results have the shape of the rows (keepdims 1: with a last axis of 1) or,
-# of those below that normalise, of the operand.
+# What may be there once, at the end or in the middle: a reduction over the last axis. Their results have the shape of the rows (keepdims 1:
+# with a last axis of 1) or, of those below that normalise, of the operand.
 REDUCTIONS: dict[str, Operator] = {
     "ReduceMax": Operator("max", FLOATS, attributes={"keepdims": 1.0}),
     "ReduceMean": Operator("mean", FLOATS, attributes={"keepdims": 1.0}),

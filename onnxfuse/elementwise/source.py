@@ -7,16 +7,18 @@ are looked up in tables. No name or text of the model reaches the source. What i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
 
 from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step, ancestors, groups
-from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, REDUCTIONS, SIZES
+from onnxfuse.elementwise.operators import FLOATS, NORMALISING, OPERATORS, QUANTIZED, SIZES
 
 _STORED = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
 _WIDE = {"float32": "float", "float16": "float", "bfloat16": "float", "int32": "int32_t", "int64": "int64_t", "bool": "bool"}
+_WIDE |= dict.fromkeys(QUANTIZED, "float")  # whole numbers, between a quantization and what undoes it
 LETTERS = {"float32": "f", "float16": "h", "bfloat16": "b", "int32": "i", "int64": "l", "bool": "?"}
 _EXACT = frozenset({"Cast", "Constant", "Identity"})
 INCLUDE = '#include "Elementwise/kernel.cuh"\n'
@@ -65,9 +67,9 @@ def _ways(given: Expression) -> tuple[str, ...]:
 def layout(given: Expression) -> str:
     """What a launcher must know of an expression, as plugins/Elementwise/layout.h reads it."""
     reduction = given.reduction
-    end = "none" if reduction is None else "full" if reduction.op in NORMALISING else "kept" if reduction.get("keepdims") else "dropped"
-    last = len(given.types) - 1
-    outputs = [LETTERS[given.types[value]] + ("r" if reduction is not None and value == last else "e") for value in given.outputs]
+    is_full = given.is_reduced_midway or (reduction is not None and reduction.op in NORMALISING)
+    end = "none" if reduction is None else "full" if is_full else "kept" if reduction.get("keepdims") else "dropped"
+    outputs = [LETTERS[given.types[value]] + ("r" if value == given.row_output else "e") for value in given.outputs]
     fields = {
         "name": given.digest,
         "rank": given.rank,
@@ -147,9 +149,9 @@ def _structs(given: Expression) -> Iterator[str]:
 
 
 def _written(given: Expression) -> Iterator[tuple[int, int]]:
-    """Outputs that are stored element by element, without the reduction: place and value."""
+    """Outputs that are stored element by element, without a reduction at the end: place and value."""
     for place, value in enumerate(given.outputs):
-        if given.reduction is None or value != len(given.types) - 1:
+        if value != given.row_output:
             yield place, value
 
 
@@ -225,32 +227,73 @@ def _store(given: Expression) -> Iterator[str]:
 
 def _evaluate(given: Expression) -> Iterator[str]:
     """The steps, lane by lane. Before a reduction, `row` takes the values that are reduced."""
-    reduction = given.reduction
-    row = "" if reduction is None else ", float (&row)[V]"
-    last = len(groups(given)) - 1
+    if given.reduction is None:
+        yield from _lanes("evaluate", given, "", given.outputs, "")
+        return
+    before = (given.reduction.operands[0],)
+    stored = () if given.is_reduced_midway else tuple(value for _, value in _written(given))
+    yield from _lanes("evaluate", given, ", float (&row)[V]", (*before, *stored), f"row[lane] = v{before[0]};", stored)
+    if given.is_reduced_midway:
+        known = {before[0]: "row[lane]", _reduced(given): "result[lane]"}
+        yield from _lanes("after", given, ", float const (&row)[V], float const (&result)[V]", given.outputs, "", known=known)
+
+
+def _reduced(given: Expression) -> int:
+    assert given.reduced is not None
+    return given.reduced
+
+
+def _lanes(
+    name: str,
+    given: Expression,
+    parameters: str,
+    wanted: Sequence[int],
+    last: str,
+    stored: Sequence[int] | None = None,
+    known: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[str]:
+    """A function that computes `wanted`, and stores those of them that are `stored`, all by default; some values are `known`."""
+    needed = _needed(given, wanted, known)
     yield "template <int V, bool kWhole>"
-    yield f"static __device__ __forceinline__ void evaluate(In<V, kWhole> const& in, Out<V>& out{row})"
+    yield f"static __device__ __forceinline__ void {name}(In<V, kWhole> const& in, Out<V>& out{parameters})"
     yield "{"
     yield "#pragma unroll"
     yield "    for (int lane = 0; lane < V; ++lane)"
     yield "    {"
-    used = {value for one in given.steps for value in one.read}
     quick = _quick(given)
+    last_group = len(groups(given)) - 1
     for value, read in enumerate(given.inputs):
         present = _groups_of(given, value)
-        lane = "0" if not present else "lane" if last in present else "kWhole ? 0 : lane"
-        if value in used:
+        lane = "0" if not present else "lane" if last_group in present else "kWhole ? 0 : lane"
+        if value in needed and value not in known:
             yield f"        {_WIDE[read.dtype]} const v{value} = onnxfuse::wide(in.x{value}.v[{lane}]);"
+    for value, text in known.items():
+        if value in needed:
+            yield f"        float const v{value} = {text};"
     for value in order(given):
-        one = given.steps[value - len(given.inputs)]
-        if one.op in REDUCTIONS:
-            yield f"        row[lane] = v{one.operands[0]};"
-        else:
-            yield f"        {_WIDE[given.types[value]]} const v{value} = {_formula(given, one, value in quick)};"
+        if value in needed and value not in known:
+            formula = _formula(given, given.steps[value - len(given.inputs)], value in quick)
+            yield f"        {_WIDE[given.types[value]]} const v{value} = {formula};"
     for place, value in _written(given):
-        yield f"        out.y{place}.v[lane] = onnxfuse::narrow<{_STORED[given.types[value]]}>(v{value});"
+        if stored is None or value in stored:
+            yield f"        out.y{place}.v[lane] = onnxfuse::narrow<{_STORED[given.types[value]]}>(v{value});"
+    if last:
+        yield f"        {last}"
     yield "    }"
     yield "}"
+
+
+def _needed(given: Expression, wanted: Iterable[int], known: Collection[int]) -> set[int]:
+    """`wanted` and what they are computed from, as far as it is not known."""
+    found: set[int] = set()
+    waiting = list(wanted)
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            made = given.step(value)
+            waiting.extend(made.read if made and value not in known else ())
+    return found
 
 
 def order(given: Expression) -> list[int]:
@@ -411,16 +454,34 @@ def _row(given: Expression) -> Iterator[str]:
     reduction = given.reduction
     if reduction is None:
         return
-    place = given.outputs.index(len(given.types) - 1)
-    kind = _STORED[given.types[-1]]
+    yield f"static constexpr bool kMidway = {'true' if given.is_reduced_midway else 'false'};"
+    if "epsilon" in dict(reduction.attributes):
+        yield f"static constexpr float kEpsilon = {_literal('float32', float(reduction.get('epsilon')))};"
+    if given.is_reduced_midway or reduction.op in NORMALISING:
+        yield from _parameters(given, reduction)
+    if given.row_output is None:
+        return
+    place = given.outputs.index(given.row_output)
+    kind = _STORED[given.types[given.row_output]]
     if reduction.op not in NORMALISING:
         yield "static __device__ __forceinline__ void result(Args const& args, unsigned row, float value)"
         yield "{"
         yield f"    static_cast<{kind}*>(args.out[{place}])[row] = onnxfuse::narrow<{kind}>(value);"
         yield "}"
         return
-    if "epsilon" in dict(reduction.attributes):
-        yield f"static constexpr float kEpsilon = {_literal('float32', float(reduction.get('epsilon')))};"
+    yield "template <int V>"
+    yield "static __device__ __forceinline__ void finish(Args const& args, unsigned element, float const (&row)[V])"
+    yield "{"
+    yield f"    onnxfuse::Lanes<{kind}, V> result;"
+    yield "#pragma unroll"
+    yield "    for (int lane = 0; lane < V; ++lane)"
+    yield f"        result.v[lane] = onnxfuse::narrow<{kind}>(row[lane]);"
+    yield f"    onnxfuse::put(args.out[{place}], element, result);"
+    yield "}"
+
+
+def _parameters(given: Expression, reduction: Step) -> Iterator[str]:
+    """Scale and bias of a norm; 1 and 0 where it has none."""
     last = len(groups(given)) - 1
     yield "template <int V, bool kWhole>"
     yield "static __device__ __forceinline__ void parameters(In<V, kWhole> const& in, float (&scale)[V], float (&bias)[V])"
@@ -436,13 +497,4 @@ def _row(given: Expression) -> Iterator[str]:
         else:
             yield f"        {name}[lane] = {absent};"
     yield "    }"
-    yield "}"
-    yield "template <int V>"
-    yield "static __device__ __forceinline__ void finish(Args const& args, unsigned element, float const (&row)[V])"
-    yield "{"
-    yield f"    onnxfuse::Lanes<{kind}, V> result;"
-    yield "#pragma unroll"
-    yield "    for (int lane = 0; lane < V; ++lane)"
-    yield f"        result.v[lane] = onnxfuse::narrow<{kind}>(row[lane]);"
-    yield f"    onnxfuse::put(args.out[{place}], element, result);"
     yield "}"

@@ -11,16 +11,20 @@ source is generated from it when an engine is built.
 Where a site ends:
 - What directly follows a convolution or matrix product and is its epilogue in TensorRT stays there: one bias, one activation, the residual.
 - So does everything between the two products of an attention, which is one kernel in TensorRT.
+- A quantization and what undoes it are part of a site only between element-wise operators: its operand is computed by one that may be in a
+  site, and so are all readers of what comes back. Every other pair stays where TensorRT looks for it, at its products and convolutions.
 - Nodes at different levels (a node's level counts the operators of other kinds before it, on the longest path) are never in one site: so
   what a site computes is never needed to compute its inputs, and finding all sites takes one pass.
 - A small tensor's operators are part of a larger one's site only if nothing else reads the small tensor: they are computed once for each
   element there.
+- A reduction ends what is found so. Where what follows it reads nothing that depends on the site in another way, and a row fits into a
+  block's registers, both are one site with the reduction in the middle.
 - A tensor that somebody else reads becomes an output, up to MOST_OUTPUTS of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +34,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfuse.elementwise import body
 from onnxfuse.elementwise import expression as ex
-from onnxfuse.elementwise.operators import MOST_OPERANDS, OPERATORS, REDUCTIONS, TYPES
+from onnxfuse.elementwise.operators import FLOATS, MOST_OPERANDS, OPERATORS, QUANTIZED, REDUCTIONS, TYPES
 from onnxfuse.errors import BadInput
 from onnxfuse.fusions.base import Builder, Fusion, Index, Match, Miss, label, reads
 from onnxfuse.fusions.pattern import DOMAIN
@@ -38,6 +42,7 @@ from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
 MOST_NODES = 192  # of a site; a longer chain is several
+MOST_WIDTH = 4096  # elements of a row that a block's registers hold: 256 threads, 4 vectors, 4 elements
 FEWEST_OPERATORS = 2  # a single one has nothing to save
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "BatchNormalization"})
 _MATMULS = frozenset({"MatMul", "Einsum"})
@@ -49,6 +54,9 @@ _ACTIVATIONS = frozenset(
 _AFTER_RESIDUAL = frozenset({"Relu", "Clip", "LeakyRelu"})
 _OWN = frozenset({"Silu", "QuickGelu", "Gelu", "GeluTanh", "LayerNormalization", "RMSNormalization"})
 # What a node may carry: those that are read, and those that say nothing here (dtype is of the function's body, saturate of 8-bit types).
+_QUANTIZATIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_QUANTIZING = frozenset({"axis", "saturate", "block_size", "precision", "output_dtype"})
+_PER_AXIS = 13  # the opset from which a scale may be one of an axis
 _READ = frozenset(name for operator in OPERATORS.values() for name in operator.attributes)
 _ATTRIBUTES = _READ | {"saturate", "approximate", "dtype", "to", "min", "max"}
 _NORMS = ("LayerNormalization", "RMSNormalization")
@@ -65,6 +73,7 @@ class Chain(Match):
     expression: ex.Expression
     inputs: tuple[gs.Tensor, ...]
     outputs: tuple[gs.Tensor, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]  # what constants among the inputs are reshaped to
 
 
 class Elementwise(Fusion):
@@ -79,9 +88,9 @@ class Elementwise(Fusion):
         found: list[Match] = []
         misses: list[Miss] = []
         for graph in model.graphs():
-            survey = _Survey(graph, model, index)
-            for region in (part for whole in survey.regions() for part in _parts(whole, index)):
-                chain = _chain(self, graph, region, index, model)
+            survey = _Survey(graph, model, index, _islands(graph, model, index))
+            for region in _with_rows(self, survey):
+                chain = _chain(self, graph, region, index)
                 if isinstance(chain, Chain):
                     found.append(chain)
                 elif chain and (far or chain.told):
@@ -102,7 +111,10 @@ class Elementwise(Fusion):
             if tensor.dtype is None:
                 tensor.dtype = ex.NUMPY[given.types[value]]
         attrs = {body.ATTRIBUTE: given.text}
-        return new.node(body.op_type(given), match.inputs, match.outputs, attrs, stem=self.name, domain=DOMAIN)
+        inputs = [
+            tensor if shape is None else new.reshaped(tensor, shape) for tensor, shape in zip(match.inputs, match.shapes, strict=True)
+        ]
+        return new.node(body.op_type(given), inputs, match.outputs, attrs, stem=self.name, domain=DOMAIN)
 
     def definitions(self, nodes: Sequence[gs.Node], opset: int) -> tuple[onnx.FunctionProto, ...]:
         texts = dict.fromkeys(str(node.attrs[body.ATTRIBUTE]) for node in nodes)
@@ -127,8 +139,9 @@ class _Region:
 class _Survey:
     """One pass over a graph: which nodes may be in a site, their levels, and which are joined."""
 
-    def __init__(self, graph: gs.Graph, model: Model, index: Index) -> None:
+    def __init__(self, graph: gs.Graph, model: Model, index: Index, islands: frozenset[int] = frozenset()) -> None:
         self.graph = graph
+        self.islands = islands
         self.opset = model.opset
         self.index = index
         self.level: dict[int, int] = {}
@@ -162,6 +175,8 @@ class _Survey:
         self._note_product(node)
         if not _is_known(node) or not node.outputs:
             return ""
+        if node.op in _QUANTIZATIONS:
+            return None if id(node) in self.islands else "quantizes for others than element-wise operators, or in a way that no kernel has"
         if id(node) in self.attention:
             return "is part of an attention, which TensorRT has one kernel for"
         if self._in_epilogue(node):
@@ -255,6 +270,58 @@ def _is_known(node: gs.Node) -> bool:
 
 
 _STANDARD = frozenset({"Gelu", "LayerNormalization", "RMSNormalization"})
+
+
+# --- quantization between element-wise operators ------------------------------------------------------------------------------
+
+
+def _islands(graph: gs.Graph, model: Model, index: Index) -> frozenset[int]:
+    """Quantizations, and what undoes them, that are between nodes that may be in a site."""
+    pairs = [node for node in graph.nodes if node.op == "QuantizeLinear" and not node.domain and node.outputs]
+    if not pairs:
+        return frozenset()
+    able = _Survey(graph, model, index).parent
+    found: set[int] = set()
+    for node in pairs:
+        back = list(node.outputs[0].outputs)
+        ends = [reader for one in back for reader in one.outputs[0].outputs]
+        kept = {id(value) for one in (node, *back) for value in one.outputs} & index.outputs
+        if kept or not back or not node.inputs[0].inputs or id(node.inputs[0].inputs[0]) not in able:
+            continue
+        undone = all(one.op == "DequantizeLinear" and not one.domain and one.outputs[0].outputs for one in back)
+        if undone and all(id(one) in able for one in ends) and all(_is_plain(one, model.opset) for one in (node, *back)):
+            found.update(map(id, (node, *back)))
+    return frozenset(found)
+
+
+def _is_plain(node: gs.Node, opset: int) -> bool:
+    """Whether a kernel can compute it: to or from 8 bits, constant scales for all or for each of an axis, one zero point."""
+    given, scale, made = node.inputs[0], node.inputs[1], node.outputs[0]
+    shape = query.shape(made)
+    if shape is None or None in shape or not 0 < len(shape) <= ex.MOST_RANK or query.shape(given) != shape:
+        return False
+    wide, narrow = (given, made) if node.op == "QuantizeLinear" else (made, given)
+    if _type(wide) not in FLOATS or _type(scale) != _type(wide) or _type(narrow) not in QUANTIZED or _zero_point(node) is None:
+        return False
+    if set(node.attrs) - _QUANTIZING or any(node.attrs.get(name, 0) for name in ("block_size", "precision")):
+        return False
+    sizes = query.shape(scale)
+    if not query.is_constant(scale) or sizes is None:
+        return False
+    return query.scalar(scale) is not None or (opset >= _PER_AXIS and len(sizes) == 1 and sizes[0] == shape[_axis(node, len(shape))])
+
+
+def _axis(node: gs.Node, rank: int) -> int:
+    axis = int(node.attrs.get("axis", 1))
+    return axis + rank if axis < 0 else min(axis, rank - 1)
+
+
+def _zero_point(node: gs.Node) -> int | None:
+    """Of all elements; None where they have several, or it is no constant."""
+    if len(node.inputs) < 3 or node.inputs[2].is_empty():
+        return 0
+    values = query.constant(node.inputs[2])
+    return int(values.flat[0]) if values is not None and values.size and (values == values.flat[0]).all() else None
 
 
 def _attention(graph: gs.Graph) -> set[int]:
@@ -407,6 +474,93 @@ def _parts(region: _Region, index: Index) -> list[_Region]:
     return [*_of_one_shape(small), replace(region, nodes=[node for node in region.nodes if _is_whole(node, region)])]
 
 
+def _with_rows(fusion: Fusion, survey: _Survey) -> list[_Region]:
+    """All regions, as parts; one that ends in a reduction and the one behind it as a single region, where they can be one site."""
+    parts = [(region, _parts(region, survey.index)) for region in survey.regions()]
+    rows = _Rows(survey, [region for region, own in parts if len(own) == 1])
+    joined: dict[int, list[_Region]] = {}  # what stands in the place of a region
+    for first, second in rows.pairs():
+        if id(first) in joined or id(second) in joined:
+            continue
+        alone = [_chain(fusion, survey.graph, one, survey.index) for one in (first, second)]
+        feeders = [region for region in rows.feeders(first, second) if id(region) not in joined]
+        for together in ([first, second, *feeders], [first, second]):
+            whole = rows.whole(together)
+            is_site = len(whole.nodes) <= MOST_NODES and isinstance(_chain(fusion, survey.graph, whole, survey.index), Chain)
+            if is_site and _OWN_KERNEL not in alone and rows.join(first, whole):
+                joined.update({id(region): [] for region in together})
+                joined[id(second)] = [whole]
+                break
+    return [part for region, own in parts for part in joined.get(id(region), own)]
+
+
+class _Rows:
+    """Which regions may be one although a reduction is between them: those that stay apart from what is on another way between them."""
+
+    def __init__(self, survey: _Survey, regions: Sequence[_Region]) -> None:
+        self.survey = survey
+        self.regions = regions
+        # Nodes that will be one, found by any of them: those of a region at first.
+        self.group = {id(node): region.nodes for region in survey.region.values() for node in region.nodes}
+        self.of = {id(node): region for region in regions for node in region.nodes}
+
+    def pairs(self) -> Iterator[tuple[_Region, _Region]]:
+        """Each region whose reduction ends in a short row, with the one that reads it."""
+        for first in self.regions:
+            if first.end is None or not isinstance(first.shape[-1], int) or first.shape[-1] > MOST_WIDTH:
+                continue
+            readers = {id(node): node for node in first.end.outputs[0].outputs}.values()
+            behind = list({id(self.of[id(node)]): self.of[id(node)] for node in readers if id(node) in self.of}.values())
+            second = behind[0] if len(behind) == 1 and all(id(node) in self.of for node in readers) else None
+            if second is None or second.end is not None or second.shape != first.shape or self._level(second) != self._level(first) + 1:
+                continue
+            yield first, second
+
+    def feeders(self, first: _Region, second: _Region) -> list[_Region]:
+        """Regions beside the first that serve the second alone: nothing else needs what they make."""
+        inside = set(map(id, second.nodes))
+        found = {id(self.of[id(made)]): self.of[id(made)] for node in second.nodes for made in self._makers(node) if id(made) in self.of}
+        return [
+            region
+            for region in found.values()
+            if region is not first
+            and region is not second
+            and region.end is None
+            and region.shape == first.shape
+            and self._level(region) == self._level(first)
+            and not any(_read_outside(node, inside | set(map(id, region.nodes)), self.survey.index) for node in region.nodes)
+        ]
+
+    def whole(self, regions: Sequence[_Region]) -> _Region:
+        nodes = [node for region in regions for node in region.nodes]
+        return _Region(sorted(nodes, key=lambda node: self.survey.position[id(node)]), regions[0].shape)
+
+    def join(self, first: _Region, whole: _Region) -> bool:
+        """Makes nodes one, unless something between them would then need what they make. first: of the lowest level among them."""
+        inside = set(map(id, whole.nodes))
+        seen = set(inside)
+        waiting = [made for node in whole.nodes for made in self._makers(node) if id(made) not in inside]
+        while waiting:
+            node = waiting.pop()
+            for one in self.group.get(id(node), [node]):
+                if id(one) in seen or self.survey.level.get(id(one), -1) < self._level(first):
+                    continue  # of a lower level, or of the graph around: it needs nothing of them
+                seen.add(id(one))
+                makers = self._makers(one)
+                if any(id(made) in inside for made in makers):
+                    return False
+                waiting += makers
+        self.group.update({id(node): whole.nodes for node in whole.nodes})
+        return True
+
+    def _level(self, region: _Region) -> int:
+        return self.survey.level[id(region.nodes[0])]
+
+    @staticmethod
+    def _makers(node: gs.Node) -> list[gs.Node]:
+        return [value.inputs[0] for value in reads(node) if value.inputs]
+
+
 def _of_one_shape(nodes: Sequence[gs.Node]) -> list[_Region]:
     """Nodes that are joined by tensors of the shape that they make, in the order given."""
     found: list[_Region] = []
@@ -420,7 +574,7 @@ def _of_one_shape(nodes: Sequence[gs.Node]) -> list[_Region]:
     return found
 
 
-def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model: Model) -> Chain | _Not:
+def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index) -> Chain | _Not:
     nodes = region.nodes
     inside = {id(node) for node in nodes}
     if sum(node.op not in _WEIGHTLESS for node in nodes) < FEWEST_OPERATORS:
@@ -440,12 +594,14 @@ def _chain(fusion: Fusion, graph: gs.Graph, region: _Region, index: Index, model
     except BadInput as fault:
         return _Not(str(fault), told=True)
     if _has_own_kernel(given):
-        return _Not("is what skip_layernorm, skip_rmsnorm or bias_gelu have kernels of their own for")
+        return _OWN_KERNEL
     # The last node stands for the site: all that the site reads is made before it.
     named = {f"output{number}": value for number, value in enumerate(reversed(outputs))}
-    return Chain(fusion, graph, nodes[-1], named, tuple(nodes), index, given, tuple(writer.tensors), tuple(outputs))
+    read = tuple(writer.tensors)
+    return Chain(fusion, graph, nodes[-1], named, tuple(nodes), index, given, read, tuple(outputs), tuple(writer.shapes))
 
 
+_OWN_KERNEL = _Not("is what skip_layernorm, skip_rmsnorm or bias_gelu have kernels of their own for")
 _OWN_KERNELS = frozenset(
     f"{sums}{last}" for sums, ends in (("Add-Add-", _NORMS), ("Add-", _NORMS), ("Add-", ("Gelu", "GeluTanh", "QuickGelu"))) for last in ends
 )
@@ -472,6 +628,8 @@ class _Writer:
         self.shape = shape
         self.inside = inside
         self.tensors: list[gs.Tensor] = []
+        self.shapes: list[tuple[int, ...] | None] = []
+        self.scales: dict[tuple[int, int], int] = {}
         self.inputs: list[ex.Input] = []
         # Values before all inputs are known: an input by its place, a step by its place behind LATER.
         self.values: dict[int, int] = {}
@@ -482,6 +640,9 @@ class _Writer:
         op = _name(node) or node.op
         if op in REDUCTIONS:
             self.values[id(node.outputs[0])] = self.add(self.reduction(node))
+            return
+        if op in _QUANTIZATIONS:
+            self.values[id(node.outputs[0])] = self.add(self.quantization(node))
             return
         operator = OPERATORS[op]
         base = _type(node.inputs[0])
@@ -513,6 +674,32 @@ class _Writer:
             return ex.step(node.op, given, *others, epsilon=float(node.attrs.get("epsilon", 1e-5)))
         return ex.step(node.op, given)
 
+    def quantization(self, node: gs.Node) -> ex.Step:
+        given, scale = self.value(node.inputs[0]), self.scale(node)
+        zero = float(_zero_point(node) or 0)
+        if node.op == "DequantizeLinear":
+            return ex.step(node.op, given, scale, zero=zero)
+        low, high = QUANTIZED[_type(node.outputs[0])]
+        return ex.step(node.op, given, scale, low=low, high=high, zero=zero)
+
+    def scale(self, node: gs.Node) -> int:
+        """A number; or the scales of an axis, as a constant that is broadcast along those behind it."""
+        tensor = node.inputs[1]
+        if query.scalar(tensor) is not None:
+            return self.value(tensor)
+        rank = len(query.shape(node.outputs[0]) or ())
+        behind = rank - 1 - _axis(node, rank)
+        key = (id(tensor), behind)
+        if key not in self.scales:
+            self.scales[key] = self.input(tensor, ex.Input(_type(tensor), "1" + "0" * behind), (-1, *((1,) * behind)))
+        return self.scales[key]
+
+    def input(self, tensor: gs.Tensor, given: ex.Input, shape: tuple[int, ...] | None = None) -> int:
+        self.tensors.append(tensor)
+        self.shapes.append(shape)
+        self.inputs.append(given)
+        return len(self.inputs) - 1
+
     def value(self, tensor: gs.Tensor, base: str = "") -> int:
         """The value that stands for a tensor: a step's, an input, or a constant of few digits. With `base` any constant, in that type."""
         known = self.values.get(id(tensor))
@@ -526,10 +713,8 @@ class _Writer:
         assert shape is not None
         whole = self.shape[len(self.shape) - len(shape) :]
         axes = "".join("1" if size == full else "0" for size, full in zip(shape, whole, strict=True))
-        self.tensors.append(tensor)
-        self.inputs.append(ex.Input(kind, axes))
-        self.values[id(tensor)] = len(self.inputs) - 1
-        return len(self.inputs) - 1
+        self.values[id(tensor)] = self.input(tensor, ex.Input(kind, axes))
+        return self.values[id(tensor)]
 
     def constant(self, kind: str, value: float) -> int:
         made = ex.constant(kind, value)

@@ -6,8 +6,11 @@
 //   E::load<V, kWhole>(args, element, in)      from the first of V elements on; the inputs broadcast along the last group once if kWhole
 //   E::evaluate<V, kWhole>(in, out)
 //   E::store<V>(args, element, out)
-//   and of an expression that ends in a reduction, evaluate with the values that are reduced as a third argument, E::result for one number a
-//   row, or E::parameters (scale and bias), E::finish<V> and E::kEpsilon for what has the full shape
+//   and of an expression with a reduction, evaluate with the values that are reduced as a third argument, and
+//   E::result                        where it ends in one number a row
+//   E::parameters, E::kEpsilon       scale and bias of a norm; E::finish<V> where it ends in what has the full shape
+//   E::kMidway                       whether steps follow the reduction; then they, and all outputs, are in
+//   E::after<V, kWhole>(in, out, row, result)     of the values that were reduced and what they became
 //
 // Three ways to run one: whole (V elements never cross the end of the last group, so that what is broadcast along it is loaded once), ragged
 // (full tensors are loaded V at a time, everything else element by element) and single (V = 1, for pointers that are not at multiples of
@@ -226,21 +229,28 @@ protected:
     {
         typename E::template Out<V> out;
         E::template evaluate<V, true>(in, out, x);
-        if (kStore && there())
+        if (kStore && !E::kMidway && there())
             E::template store<V>(args_, element(column), out);
     }
-    // What has the full shape: map(value, scale, bias) is stored.
+    // What has the full shape: map(value, scale, bias) is stored, or goes on into the steps that follow.
     template <typename Map>
     __device__ __forceinline__ void finish(unsigned column, float const (&x)[V], Map map) const
     {
         float scale[V], bias[V], y[V];
         typename E::template In<V, true> in;
-        E::template load<V, true>(args_, element(column), in); // of it only scale and bias are used
+        E::template load<V, true>(args_, element(column), in); // of it only what is used below: scale and bias, operands that follow
         E::template parameters<V, true>(in, scale, bias);
 #pragma unroll
         for (int lane = 0; lane < V; ++lane)
             y[lane] = map(x[lane], scale[lane], bias[lane]);
-        if (there())
+        if constexpr (E::kMidway)
+        {
+            typename E::template Out<V> out;
+            E::template after<V, true>(in, out, x, y);
+            if (there())
+                E::template store<V>(args_, element(column), out);
+        }
+        else if (there())
             E::template finish<V>(args_, element(column), y);
     }
 
@@ -307,6 +317,14 @@ public:
             this->finish(column(i), x_[i], map);
         }
     }
+    // One number for the row.
+    __device__ __forceinline__ void result(float value)
+    {
+        if constexpr (E::kMidway)
+            write([value](float, float, float) { return value; });
+        else
+            Row<E, V>::result(value);
+    }
 
 private:
     static __device__ __forceinline__ unsigned column(unsigned i) { return (threadIdx.x + i * blockDim.x) * V; }
@@ -339,6 +357,13 @@ public:
             values<false>(column, x);
             this->finish(column, x, map);
         }
+    }
+    __device__ __forceinline__ void result(float value)
+    {
+        if constexpr (E::kMidway)
+            write([value](float, float, float) { return value; });
+        else
+            Row<E, V>::result(value);
     }
 
 private:

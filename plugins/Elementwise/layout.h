@@ -6,7 +6,7 @@
 //
 // name: of the kernels, elementwise_NAME_whole and so on. rank: of the full shape. vector: elements that a thread takes at once; each: vectors
 // of a thread, at most. end: what the expression ends in: none, or a reduction over the last axis whose result has the full shape (full), a
-// last axis of 1 (kept) or none (dropped). groups: how many neighbouring axes are one. in: element type (f float32, h float16, b bfloat16,
+// last axis of 1 (kept) or none (dropped); full also where steps follow the reduction, and then no output is its own. groups: how many neighbouring axes are one. in: element type (f float32, h float16, b bfloat16,
 // i int32, l int64, ? bool) and a letter for each axis, counted from the last, 1 where it has the full shape's length and 0 where it has
 // length 1. out: element type, and e for the full shape or r for the reduction's.
 #pragma once

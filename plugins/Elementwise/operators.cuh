@@ -121,6 +121,13 @@ ONNXFUSE_OPERATOR float floor_of(float a) { return floorf(a); }
 ONNXFUSE_OPERATOR float ceiling(float a) { return ceilf(a); }
 ONNXFUSE_OPERATOR float round_even(float a) { return rintf(a); }
 
+// A whole number from low to high, halves to the even one, as a float; NaN becomes the lowest.
+ONNXFUSE_OPERATOR float quantize(float a, float scale, float low, float high, float zero)
+{
+    return fminf(fmaxf(rintf(a / scale), low - zero), high - zero) + zero;
+}
+ONNXFUSE_OPERATOR float dequantize(float a, float scale, float zero) { return (a - zero) * scale; }
+
 template <typename T>
 ONNXFUSE_OPERATOR T relu(T a) { return a < 0 ? T{0} : a; }
 ONNXFUSE_OPERATOR float leaky_relu(float a, float alpha) { return a < 0.0f ? alpha * a : a; }
@@ -131,9 +138,15 @@ ONNXFUSE_OPERATOR float celu(float a, float alpha) { return a > 0.0f ? a : alpha
 ONNXFUSE_OPERATOR float selu(float a, float alpha, float gamma) { return gamma * (a > 0.0f ? a : alpha * expm1f(a)); }
 ONNXFUSE_OPERATOR float hard_sigmoid(float a, float alpha, float beta) { return at_most(at_least(alpha * a + beta, 0.0f), 1.0f); }
 ONNXFUSE_OPERATOR float hard_swish(float a) { return a * hard_sigmoid(a, 0x1.555556p-3f, 0.5f); }
-ONNXFUSE_OPERATOR float sigmoid(float a) { return 1.0f / (1.0f + expf(-a)); }
-ONNXFUSE_OPERATOR float silu(float a) { return a * sigmoid(a); }
-ONNXFUSE_OPERATOR float quick_gelu(float a) { return a * sigmoid(1.702f * a); }
+// factor / (1 + exp(-a)), of a power that never overflows: exp(-a) does below -88.7, where a / (1 + exp(-a)) is a normal number down to -91.
+ONNXFUSE_OPERATOR float gated(float factor, float a)
+{
+    float const power = expf(-fabsf(a));
+    return (a < 0.0f ? factor * power : factor) / (1.0f + power);
+}
+ONNXFUSE_OPERATOR float sigmoid(float a) { return gated(1.0f, a); }
+ONNXFUSE_OPERATOR float silu(float a) { return gated(a, a); }
+ONNXFUSE_OPERATOR float quick_gelu(float a) { return gated(a, 1.702f * a); }
 ONNXFUSE_OPERATOR float softplus(float a) { return a > 0.0f ? a + log1pf(expf(-a)) : log1pf(expf(a)); }
 ONNXFUSE_OPERATOR float softsign(float a) { return a / (1.0f + fabsf(a)); }
 ONNXFUSE_OPERATOR float mish(float a) { return a * tanhf(softplus(a)); }

@@ -56,6 +56,52 @@ def test_rows_that_prove_nothing_give_none(other: dict[str, Any]) -> None:
     assert not list(verdicts.verdicts(results(other)))
 
 
+def chain(**changes: Any) -> dict[str, Any]:
+    interval = {"median": 1.1, "low": 1.06, "high": 1.2}
+    return {
+        "name": "det Mul-Add, model", "model": "det", "form": "Mul-Add", "site": "1x16x8x8", "precision": "fp16", "policy": "chain",
+        "automatic_ms": interval, "fused_ms": interval, "ratio": interval, "agrees": True, "marks": [],
+    } | changes  # fmt: skip
+
+
+def timed_alone(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "machine": {"gpu": "NVIDIA H200", "driver": "580.1", "tensorrt": "10.6.0.post1", "date": "2026-12-01"},
+        "rows": list(rows),
+    }
+
+
+def test_a_chain_alone_is_a_verdict_of_its_form() -> None:
+    (found,) = verdicts.chains(timed_alone(chain()))
+    assert (found.fusion, found.variant, found.model, found.rows, found.width, found.dtype, found.gpu, found.driver, found.outcome) == (
+        "elementwise", "Mul-Add", "det (the chain alone)", 128, 8, "float16", "h200", "580.1", "won",
+    )  # fmt: skip
+    (open_,) = verdicts.chains(timed_alone(chain(site="1x16x?x?")))
+    assert (open_.rows, open_.width) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "other", [chain(site=None), chain(marks=["clock moved"]), chain(agrees=False), chain(ratio={"median": 1.04, "low": 1.03, "high": 1.05})]
+)
+def test_chains_that_prove_nothing_give_none(other: dict[str, Any]) -> None:
+    """At another size than in the model; marked; wrong; won by so little that it may lose in a model."""
+    assert not list(verdicts.chains(timed_alone(other)))
+
+
+def test_of_chains_of_one_form_the_most_cautious_counts() -> None:
+    lost = {"median": 0.9, "low": 0.89, "high": 0.91}
+    for rows in ([chain(), chain(ratio=lost)], [chain(ratio=lost), chain()]):
+        (found,) = verdicts.chains(timed_alone(*rows))
+        assert found.outcome == "lost"
+
+
+def test_a_file_of_chains_is_read(tmp_path: Path) -> None:
+    (tmp_path / "h200-elementwise-engines.json").write_text(json.dumps(timed_alone(chain())))
+    (found,) = json.loads(verdicts.text(tmp_path))["verdicts"]
+    assert found["variant"] == "Mul-Add"
+
+
 def test_what_ships_is_what_was_measured() -> None:
     assert json.loads(verdicts.FILE.read_text()) == json.loads(verdicts.text())
 

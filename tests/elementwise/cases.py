@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfuse.elementwise.expression import Expression, Input, Step, checked, constant, step
-from onnxfuse.elementwise.operators import FLOATS, OPERATORS
+from onnxfuse.elementwise.operators import FLOATS, OPERATORS, QUANTIZED
 
 
 class Writer:
@@ -68,6 +68,31 @@ def masked_softmax(dtype: str) -> Expression:
     return w.whole(w("Softmax", w("Where", 1, w("Mul", 0, 2), w.number(dtype, -10000.0))))
 
 
+def softmax_then(dtype: str) -> Expression:
+    """softmax(s x) times a mask of rows, the scores kept: a reduction in the middle whose result has the full shape."""
+    w = Writer(4, (dtype, "1111"), (dtype, ""), (dtype, "1001"))
+    scores = w("Mul", 0, 1)
+    return w.whole(scores, w("Mul", w("Softmax", scores), 2))
+
+
+def gated_rms(dtype: str) -> Expression:
+    """h / sqrt(mean(h^2) + eps) of h = x * w, times sigmoid(x): a reduction in the middle that gives one number a row."""
+    w = Writer(3, (dtype, "111"), (dtype, "1"))
+    h = w("Mul", 0, 1)
+    root = w("Sqrt", w("Add", w("ReduceMean", w("Mul", h, h)), w.number(dtype, 1e-3)))
+    return w.whole(w("Mul", w("Div", h, root), w("Sigmoid", 0)))
+
+
+def norm_then_silu(dtype: str) -> Expression:
+    w = Writer(3, (dtype, "111"), (dtype, "111"), (dtype, "1"), (dtype, "1"))
+    return w.whole(w("Silu", w("LayerNormalization", w("Add", 0, 1), 2, 3)))
+
+
+def midway() -> dict[str, Expression]:
+    """Reductions in the middle, by name."""
+    return {f"{make.__name__} {kind}": make(kind) for make in (softmax_then, gated_rms, norm_then_silu) for kind in sorted(FLOATS)}
+
+
 def rotary(dtype: str) -> Expression:
     """Both halves of a rotation: two outputs."""
     w = Writer(4, (dtype, "1111"), (dtype, "1111"), (dtype, "0011"), (dtype, "0011"))
@@ -78,6 +103,25 @@ def quantize_dequantize(dtype: str) -> Expression:
     w = Writer(2, (dtype, "11"), (dtype, ""))
     low, high = w.number(dtype, -64), w.number(dtype, 63)
     return w.whole(w("Mul", w("Clip", w("Round", w("Div", 0, 1)), low, high), 1))
+
+
+def quantized_island(dtype: str, per_channel: bool, kind: str = "int8") -> Expression:
+    """gelu(x * s) in 8 bits, and a residual: what is between two layers of a quantized network."""
+    low, high = QUANTIZED[kind]
+    zero = 0.0 if kind == "int8" else 131.0
+    w = Writer(4, (dtype, "1111"), (dtype, "1111"), (dtype, "100" if per_channel else ""), (dtype, ""))
+    q = w("QuantizeLinear", w("GeluTanh", w("Mul", 0, 3)), 2, low=low, high=high, zero=zero)
+    return w.whole(w("Add", w("DequantizeLinear", q, 2, zero=zero), 1))
+
+
+def islands() -> dict[str, Expression]:
+    """By name."""
+    return {
+        f"island {kind} {dtype}{' per channel' * per}": quantized_island(dtype, bool(per), kind)
+        for kind in sorted(QUANTIZED)
+        for dtype in sorted(FLOATS)
+        for per in (0, 1)
+    }
 
 
 def over_fused(dtype: str, live: int = 64, op: str = "Sqrt") -> Expression:
@@ -149,9 +193,12 @@ def too_big() -> list[tuple[str, Expression]]:
     ]
 
 
+_APART = ("Cast", "Identity", "Clip", "QuantizeLinear")  # with cases of their own
+
+
 def every_operator(kind: str) -> list[Expression]:
     """All operators that take a type, some in each expression, all of them outputs in turn."""
-    names = [name for name, operator in OPERATORS.items() if kind in operator.takes and name not in ("Cast", "Identity", "Clip")]
+    names = [name for name, operator in OPERATORS.items() if kind in operator.takes and name not in _APART]
     found = []
     for start in range(0, len(names), 8):
         inputs: Sequence[tuple[str, str]] = ((kind, "111"), (kind, "101"), ("bool", "111"))

@@ -126,7 +126,7 @@ def output_shapes(given: Expression, full: tuple[int, ...]) -> list[tuple[int, .
     end = given.reduction
     shapes = []
     for value in given.outputs:
-        reduced = end is not None and value == len(given.types) - 1 and end.op not in NORMALISING
+        reduced = end is not None and value == given.row_output and end.op not in NORMALISING
         shapes.append((*full[:-1], 1) if reduced and end is not None and end.get("keepdims") else full[:-1] if reduced else full)
     return shapes
 

@@ -1,17 +1,22 @@
-"""Part engines of run.py: generated kernels in engines, and against what TensorRT makes of the same operators alone."""
+"""Part engines of run.py: generated kernels in engines, and against what TensorRT makes of the same operators alone.
 
+Engines of chains are built first, many side by side, each process one after another; then nothing but timing runs on the GPU.
+"""
+
+import collections
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
 
 import numpy as np
 import tensorrt as trt
-from run import Copy, Cuda, differs, rounded
+from run import Copy, Cuda, Nvml, differs, rounded
 from stats import bootstrap_median, bootstrap_ratio
 
 SIZES = {trt.float32: 4, trt.float16: 2, trt.bfloat16: 2, trt.int32: 4, trt.int64: 8, trt.bool: 1}
@@ -26,6 +31,18 @@ KINDS = {
 
 
 APART = 0.02  # relative to 1 and to the value: some roundings of half precision
+PLACEMENTS = 8  # how often the engines of a chain are loaded anew
+SAMPLE_US = 2000  # a sample takes as many runs, back to back, as take this long
+WARM_UP_US = 20000
+COMPARED = 1 << 20  # elements from each end of an output
+COLD = 3  # buffers rotate over this many times the L2
+MOST_SETS = 600  # of buffers, and so runs in one graph
+FEWEST_SETS = 2
+L2_BYTES = 38  # the number of the driver's attribute
+BUILDING = 0.5  # of the seconds, after which no more is built
+BUILD_LIMIT = 60  # seconds for one engine
+MOST_DEATHS = 3  # of one builder after another, before nothing more is asked of them
+RATIO_WIDTH_LIMIT = 0.05  # as in onnxfuse/bench/timing.py
 
 
 class Log(trt.ILogger):
@@ -39,8 +56,8 @@ class Log(trt.ILogger):
             self.errors.append(text[:300])
 
 
-def built(log, model, library, profile=None):
-    """A serialized engine, and the seconds it took."""
+def built(log, model, library=None, profile=None):
+    """A serialized engine, with the plugin library in it if one is given, and the seconds it took."""
     start = time.monotonic()
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -48,7 +65,8 @@ def built(log, model, library, profile=None):
     if not parser.parse(model.read_bytes()):
         raise RuntimeError("; ".join(str(parser.get_error(at)) for at in range(min(3, parser.num_errors))))
     config = builder.create_builder_config()
-    config.plugins_to_serialize = [str(library)]
+    if library:
+        config.plugins_to_serialize = [str(library)]
     if profile:
         ranges = builder.create_optimization_profile()
         for name, (low, middle, high) in profile.items():
@@ -83,7 +101,7 @@ class Engine:
             if is_open and not self.context.set_input_shape(name, tuple(shapes[name])):
                 raise RuntimeError(f"shape {shapes[name]} of {name} is refused")
         for name in (*self.inputs, *self.outputs):
-            size = int(np.prod(self.context.get_tensor_shape(name), dtype=np.int64)) * SIZES[self.engine.get_tensor_dtype(name)]
+            size = self.size(name)
             if name in self.memory:
                 self.cuda.free(self.memory.pop(name))
             self.memory[name] = self.cuda.memory(size)
@@ -98,18 +116,34 @@ class Engine:
         self.enqueue()
         self.cuda.wait()
 
+    def size(self, name):
+        """Bytes."""
+        return int(np.prod(self.context.get_tensor_shape(name), dtype=np.int64)) * SIZES[self.engine.get_tensor_dtype(name)]
+
     def output(self, name):
         """In float64, integers and bool in their type."""
         kind = self.engine.get_tensor_dtype(name)
-        array = self.cuda.get(self.memory[name], tuple(self.context.get_tensor_shape(name)), KINDS[kind])
-        if kind == trt.bfloat16:
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        return array.astype(np.float64) if array.dtype.kind == "f" else array
+        return widened(self.cuda.get(self.memory[name], tuple(self.context.get_tensor_shape(name)), KINDS[kind]), kind)
+
+    def ends(self, name, address):
+        """The first and the last elements of an output that lies elsewhere."""
+        kind = self.engine.get_tensor_dtype(name)
+        count = self.size(name) // SIZES[kind]
+        some = min(count, COMPARED)
+        places = (address, address + (count - some) * SIZES[kind])
+        return widened(np.concatenate([self.cuda.get(self.cuda.pointer(place), (some,), KINDS[kind]) for place in places]), kind)
 
     def close(self):
         for memory in self.memory.values():
             self.cuda.free(memory)
         self.memory = {}
+        self.context = self.engine = self.runtime = None
+
+
+def widened(array, kind):
+    if kind == trt.bfloat16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def check(engine, arrays, names):
@@ -158,50 +192,296 @@ def in_fresh_process(folder, plan, group, names):
     return [] if done.returncode == 0 else [f"{group['name']} in a fresh process: {(done.stdout + done.stderr)[-400:]}"]
 
 
-def time_pair(cuda, log, folder, entry, samples):
-    """Microseconds of each engine of a chain, in turn, with intervals, and how far their outputs are apart."""
-    engines, seconds = {}, {}
-    try:
-        for kind, file in entry["models"].items():
-            plan, seconds[kind] = built(log, folder / file, folder / "plugins.bin")
-            engines[kind] = Engine(cuda, log, plan)
-        rng = np.random.default_rng(0)
-        feeds = {}
-        for engine in engines.values():
-            engine.bind({name: tuple(engine.engine.get_tensor_shape(name)) for name in engine.inputs})
-            for name in engine.inputs:
-                if name not in feeds:
-                    feeds[name] = random(rng, engine.engine.get_tensor_dtype(name), tuple(engine.engine.get_tensor_shape(name)))
-                cuda.put(engine.memory[name], feeds[name])
-            engine.run()
-        outputs = engines["fused"].outputs
-        worst = max(distance(engines["fused"].output(name), engines["automatic"].output(name)) for name in outputs)
-        graphs = {kind: cuda.captured(engine.enqueue) for kind, engine in engines.items()}
-        times = max(3, int(1000 / max(cuda.microseconds(lambda: cuda.replay(graphs["fused"]), 5), 1)))
-        taken = {kind: [] for kind in engines}
-        for turn in range(samples + 2):
-            for kind in list(engines)[:: 1 if turn % 2 else -1]:
-                taken[kind].append(cuda.microseconds(lambda kind=kind: cuda.replay(graphs[kind]), times))
-        taken = {kind: found[2:] for kind, found in taken.items()}
-        ratio = bootstrap_ratio(taken["automatic"], taken["fused"])
-        return {
-            "name": f"{entry['name']}, {entry['size']}",
-            **{key: entry[key] for key in ("model", "form", "size", "shape", "bytes")},
-            "precision": "fp16",
-            "policy": "all",
-            **{f"{kind}_ms": rounded(bootstrap_median([us / 1000 for us in found]), 6) for kind, found in taken.items()},
-            "ratio": rounded(ratio),
-            "verdict": "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "draw",
-            "agrees": worst <= APART,
-            "largest_difference": round(worst, 6),
-            "sites": {"elementwise": 1},
-            "layers": {kind: engine.engine.num_layers for kind, engine in engines.items()},
-            "build_seconds": {kind: round(value, 2) for kind, value in seconds.items()},
-            "marks": [],
-        }
-    finally:
-        for engine in engines.values():
+# --- building many engines side by side -----------------------------------------------------------------------------------------
+
+
+def load_plugins(log, folder):
+    if trt.get_plugin_registry().load_library(str(folder / "plugins.bin")) is None:
+        raise SystemExit("error: the plugin library does not load: " + "; ".join(log.errors[-3:]))
+
+
+def builder(folder):
+    """Builds the engines that it is asked for, one line each, and answers with a line. What others print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    log = Log()
+    load_plugins(log, folder)
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            plan, seconds = built(log, folder / order["model"])
+            part = Path(order["engine"] + ".part")
+            part.write_bytes(plan)
+            part.rename(order["engine"])
+            said = {"seconds": seconds}
+        except Exception as fault:
+            said = {"fault": f"{type(fault).__name__}: {fault}"}
+        print(json.dumps(said), file=answers, flush=True)
+    return 0
+
+
+class Builders:
+    """Processes that build engines. What they answered is in `said`, by model; what is missing there was not reached."""
+
+    def __init__(self, folder, place, models, count):
+        self.folder, self.place = folder, place
+        self.said = {}
+        self._waiting = collections.deque(model for model in models if not self.engine(model).exists())
+        self.said.update({model: {"seconds": 0.0} for model in models if self.engine(model).exists()})
+        self._running = set()
+        self._over = threading.Event()
+        self._log = (place / "builders.log").open("w")
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(min(count, len(self._waiting)))]
+
+    def engine(self, model):
+        return self.place / f"{model}.engine"
+
+    def run(self, seconds):
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        self._over.set()
+        for process in list(self._running):
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+        self._log.close()
+
+    def _serve(self):
+        process, deaths = None, 0
+        while self._waiting and deaths < MOST_DEATHS and not self._over.is_set():
+            try:
+                model = self._waiting.popleft()
+            except IndexError:
+                break
+            process = process or self._start()
+            answer = self._ask(process, model)
+            if answer:
+                self.said[model] = json.loads(answer)
+                continue
+            self._running.discard(process)
+            status, process, deaths = process.wait(), None, deaths + 1
+            if not self._over.is_set():
+                self.said[model] = {"fault": f"its builder ended with status {status}, or took longer than {BUILD_LIMIT} s (builders.log)"}
+        if process:
+            process.stdin.close()
+            process.wait()
+            self._running.discard(process)
+
+    def _start(self):
+        command = [sys.executable, str(self.folder / "run.py"), "--part", "builder", str(self.place)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self._running.add(process)
+        return process
+
+    def _ask(self, process, model):
+        limit = threading.Timer(BUILD_LIMIT, process.kill)
+        limit.start()
+        try:
+            process.stdin.write(json.dumps({"model": model, "engine": str(self.engine(model))}) + "\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        except OSError:
+            return ""
+        finally:
+            limit.cancel()
+
+
+# --- timing two engines of a chain ----------------------------------------------------------------------------------------------
+
+
+class Sets:
+    """Memory for many runs, each with inputs and outputs of its own, so that what a run reads is in no cache any more."""
+
+    def __init__(self, cuda, sizes, count):
+        self.cuda, self.count = cuda, count
+        self._at, end = {}, 0
+        for name, size in sizes.items():
+            self._at[name] = end
+            end += -(-max(size, 1) // 256) * 256
+        self.stride = end
+        self.memory = cuda.memory(self.stride * count)
+
+    def address(self, name, at=0):
+        return self.memory.value + at * self.stride + self._at[name]
+
+    def spread(self):
+        """All sets become like the first."""
+        done = 1
+        while done < self.count:
+            more = min(done, self.count - done)
+            self.cuda.copy(self.cuda.pointer(self.memory.value + done * self.stride), self.memory, more * self.stride)
+            done += more
+        self.cuda.wait()
+
+    def close(self):
+        self.cuda.free(self.memory)
+
+
+class Chain:
+    """Two engines of one chain in one placement."""
+
+    def __init__(self, cuda, log, files, sizes, count, order):
+        self.cuda, self.spacer = cuda, cuda.memory((1 + int(order.integers(1, 64))) << 20)
+        self.engines = {kind: Engine(cuda, log, file.read_bytes()) for kind, file in files}
+        self.sets = Sets(cuda, sizes, count)
+        self.graphs = {}
+
+    def enqueue(self, kind, at):
+        engine = self.engines[kind]
+        for name in (*engine.inputs, *engine.outputs):
+            engine.context.set_tensor_address(name, self.sets.address(name, at))
+        engine.enqueue()
+
+    def capture(self):
+        """One graph an engine: a run on every set. The reasons why an engine has none."""
+        reasons = []
+        for kind in self.engines:
+            self.enqueue(kind, 0)
+            self.cuda.wait()
+            try:
+                self.graphs[kind] = self.cuda.captured(lambda kind=kind: self.all_sets(kind))
+            except RuntimeError as fault:
+                reasons.append(f"{kind}: no CUDA graph, timed by plain enqueue ({fault})")
+        return reasons
+
+    def all_sets(self, kind):
+        for at in range(self.sets.count):
+            self.enqueue(kind, at)
+
+    def launch(self, kind):
+        if kind in self.graphs:
+            self.cuda.replay(self.graphs[kind])
+        else:
+            self.all_sets(kind)
+
+    def us(self, kind, times):
+        """Of one run."""
+        return self.cuda.microseconds(lambda: self.launch(kind), times) / self.sets.count
+
+    def outputs(self, kind, at):
+        engine = self.engines[kind]
+        return {name: engine.ends(name, self.sets.address(name, at)) for name in engine.outputs}
+
+    def blank(self):
+        """Outputs that no run has made: NaN, or -1."""
+        for engine in self.engines.values():
+            for name in engine.outputs:
+                for at in {0, self.sets.count - 1}:
+                    self.cuda.fill(self.cuda.pointer(self.sets.address(name, at)), 255, engine.size(name))
+
+    def close(self):
+        for graph in self.graphs.values():
+            self.cuda.forget(graph)
+        for engine in self.engines.values():
             engine.close()
+        self.sets.close()
+        self.cuda.free(self.spacer)
+
+
+def compared(chain):
+    """How far the outputs of both engines are apart; and what a graph, which must fill the first and the last set, makes otherwise."""
+    outputs, marks = {}, []
+    for kind in chain.engines:
+        chain.blank()
+        chain.enqueue(kind, 0)
+        chain.cuda.wait()
+        outputs[kind] = chain.outputs(kind, 0)
+        chain.blank()
+        chain.launch(kind)
+        chain.cuda.wait()
+        for at in sorted({0, chain.sets.count - 1}):
+            again = chain.outputs(kind, at)
+            if any(again[name].tobytes() != array.tobytes() for name, array in outputs[kind].items()):
+                marks.append(f"{kind}: a replayed graph gives other values")
+                break
+        if any(array.dtype.kind == "f" and array.size and not np.isfinite(array).any() for array in outputs[kind].values()):
+            marks.append(f"{kind}: an output without a finite number")
+    worst = max(distance(array, outputs["automatic"][name]) for name, array in outputs["fused"].items())
+    return worst, marks
+
+
+def time_pair(cuda, log, nvml, entry, files, samples, copy_gbps):
+    """Microseconds of each engine of a chain, in turn, with intervals, and how far their outputs are apart."""
+    order = np.random.default_rng(0)
+    engine = Engine(cuda, log, files["automatic"].read_bytes())
+    names = (*engine.inputs, *engine.outputs)
+    sizes = {name: engine.size(name) for name in names}
+    given = {}
+    for name in engine.inputs:
+        given[name] = cuda.memory(sizes[name])
+        cuda.put(given[name], random(order, engine.engine.get_tensor_dtype(name), tuple(engine.engine.get_tensor_shape(name))))
+    engine.close()
+    try:
+        return timed(cuda, log, nvml, entry, files, samples, copy_gbps, sizes, given, order)
+    finally:
+        for memory in given.values():
+            cuda.free(memory)
+
+
+def timed(cuda, log, nvml, entry, files, samples, copy_gbps, sizes, given, order):
+    """The row of a pair, its inputs being at hand."""
+    each, l2 = max(1, sum(sizes.values())), cuda.attribute(L2_BYTES)
+    count = max(FEWEST_SETS, min(MOST_SETS, -(-COLD * l2 // each)))
+    taken, kinds, looks, layers = {kind: [] for kind in files}, list(files), [], {}
+    worst, marks = None, []
+    for _ in range(PLACEMENTS):
+        chain = Chain(cuda, log, [(kind, files[kind]) for kind in kinds], sizes, count, order)
+        try:
+            for name, memory in given.items():
+                cuda.copy(cuda.pointer(chain.sets.address(name)), memory, sizes[name])
+            chain.sets.spread()
+            not_captured = chain.capture()
+            if worst is None:
+                worst, marks = compared(chain)
+                marks += not_captured
+                layers = {kind: one.engine.num_layers for kind, one in chain.engines.items()}
+            times = {}
+            for kind in kinds:
+                whole = chain.us(kind, 1) * count
+                chain.us(kind, max(1, int(WARM_UP_US / whole)))
+                times[kind] = max(1, -(-SAMPLE_US // max(1, int(chain.us(kind, 1) * count))))
+            looks.append(nvml.look())
+            for at in range(samples):
+                for kind in kinds[:: 1 if at % 2 else -1]:
+                    taken[kind].append(chain.us(kind, times[kind]))
+            looks.append(nvml.look())
+        finally:
+            chain.close()
+        kinds = [*kinds[1:], kinds[0]]
+    ratio = bootstrap_ratio(taken["automatic"], taken["fused"], placements=PLACEMENTS)
+    ms = {kind: bootstrap_median([us / 1000 for us in found], placements=PLACEMENTS) for kind, found in taken.items()}
+    if worst > APART:
+        marks.append(f"the outputs are {worst:.3g} from TensorRT's own")
+    if ratio.width > RATIO_WIDTH_LIMIT:
+        marks.append(f"interval too wide, {100 * ratio.width:.1f} % of the ratio (limit {100 * RATIO_WIDTH_LIMIT:.0f} %)")
+    cold = count * each >= COLD * l2
+    gbps = {kind: entry["bytes"] / one.median / 1e6 for kind, one in ms.items()}
+    marks += [
+        f"{kind}: {rate:.0f} GB/s, more than a copy: a warm cache was timed"
+        for kind, rate in gbps.items()
+        if cold and rate > 1.15 * copy_gbps
+    ]
+    return {
+        "name": f"{entry['name']}, {entry['size']}",
+        **{key: entry[key] for key in ("model", "form", "size", "shape", "site", "bytes")},
+        "precision": "fp16",
+        "policy": "chain",
+        **{f"{kind}_ms": rounded(one, 6) for kind, one in ms.items()},
+        "ratio": rounded(ratio),
+        "verdict": "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "draw",
+        "agrees": worst <= APART,
+        "largest_difference": round(worst, 6) if np.isfinite(worst) else None,
+        "copy_share": {kind: round(rate / copy_gbps, 3) for kind, rate in gbps.items()},
+        "layers": layers,
+        "samples": len(taken["fused"]),
+        "placements": PLACEMENTS,
+        "sets": count,
+        "cold": cold,
+        "marks": [*marks, *nvml.marks(looks)],
+    }
 
 
 def random(rng, kind, shape):
@@ -216,20 +496,24 @@ def random(rng, kind, shape):
 
 def distance(a, b):
     """Largest difference, relative to 1 and to the values: TensorRT rounds after every operator."""
-    a, b = (array.reshape(-1)[: 1 << 22] * 1.0 for array in (a, b))
+    a, b = a * 1.0, b * 1.0
     with np.errstate(all="ignore"):
         gap = np.abs(a - b) / (1 + np.maximum(np.abs(a), np.abs(b)))
         return float(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num(gap, nan=np.inf)).max(initial=0.0))
 
 
-def run(cuda, folder, about, clock, samples, out):
-    """All of it: what was found, in the form of the file, and what is wrong."""
-    log = Log()
-    if trt.get_plugin_registry().load_library(str(folder / "plugins.bin")) is None:
-        raise SystemExit("error: the plugin library does not load")
-    copy = Copy(cuda, about["copy_bytes"])
+def run(cuda, folder, about, clock, samples, out, save):
+    """All of it: what was found, in the form of the file, and what is wrong. save: writes what there is so far."""
+    log, nvml = Log(), Nvml()
+    load_plugins(log, folder)
     found = {
-        "machine": {"tensorrt": trt.__version__, "copy_gbps": round(copy.gbps(copy.us(5)), 1)},
+        "machine": {
+            "driver": nvml.driver or cuda.version,
+            "tensorrt": trt.__version__,
+            "builders": 0,
+            "build_seconds": 0.0,
+            "copy_gbps": 0.0,
+        },
         "checked": 0,
         "fresh_processes": 0,
         "rows": [],
@@ -237,10 +521,13 @@ def run(cuda, folder, about, clock, samples, out):
         "left": [],
     }
     wrong = found["wrong"]
+    longest = 0.0
 
     def attempt(name, act):
         """One piece of work; a fault of it ends no other."""
-        if clock.is_over:
+        nonlocal longest
+        start = clock.spent
+        if start + longest > clock.seconds:
             found["left"].append(name)
             return
         try:
@@ -248,6 +535,8 @@ def run(cuda, folder, about, clock, samples, out):
         except Exception as fault:
             traceback.print_exc()
             wrong.append(f"{name}: {type(fault).__name__}: {fault}; {'; '.join(log.errors[-2:])}")
+        longest = max(longest, clock.spent - start)
+        save(found)
 
     def values(group):
         names = [entry["name"] for entry in group["expressions"]]
@@ -265,19 +554,52 @@ def run(cuda, folder, about, clock, samples, out):
             found["fresh_processes"] += not faults
             wrong.extend(faults)
 
-    def pair(entry):
-        row = time_pair(cuda, log, folder, entry, samples)
+    def build(place):
+        builders = Builders(folder, place, [model for entry in about["pairs"] for model in entry["models"].values()], max(1, cpus() - 2))
+        start = clock.spent
+        builders.run(BUILDING * clock.seconds - start)
+        done = [said["seconds"] for said in builders.said.values() if "seconds" in said]
+        found["machine"].update(builders=max(1, cpus() - 2), build_seconds=round(clock.spent - start, 1))
+        print(f"{len(done)} engines built in {clock.spent - start:.0f} s, {sum(done):.0f} s one after another", flush=True)
+        return builders
+
+    def pair(entry, builders):
+        files = {kind: builders.engine(model) for kind, model in entry["models"].items()}
+        row = time_pair(cuda, log, nvml, entry, files, samples, found["machine"]["copy_gbps"])
+        row["build_seconds"] = {kind: round(builders.said[model]["seconds"], 2) for kind, model in entry["models"].items()}
         found["rows"].append(row)
         if not row["agrees"]:
-            wrong.append(f"{row['name']}: the outputs are {row['largest_difference']} from TensorRT's own")
-        ratio, built_in = row["ratio"], sum(row["build_seconds"].values())
+            wrong.append(f"{row['name']}: {row['marks'][0]}")
+        ratio = row["ratio"]
         figures = f"{row['automatic_ms']['median'] * 1e3:8.2f} / {row['fused_ms']['median'] * 1e3:8.2f} us = {ratio['median']:.3f}"
-        print(f"{figures} [{ratio['low']:.3f}, {ratio['high']:.3f}] {row['verdict']}, built in {built_in:.1f} s: {row['name']}", flush=True)
+        marks = "".join(f"; {mark}" for mark in row["marks"])
+        print(f"{figures} [{ratio['low']:.3f}, {ratio['high']:.3f}] {row['verdict']}: {row['name']}{marks}", flush=True)
 
-    first, *others = about["values"]
-    attempt(first["name"], lambda: values(first))
-    for entry in about["pairs"]:
-        attempt(f"{entry['name']}, {entry['size']}", lambda entry=entry: pair(entry))
-    for group in others:
+    def pairs(place):
+        builders = build(place)
+        copy = Copy(cuda, about["copy_bytes"])
+        found["machine"]["copy_gbps"] = round(copy.gbps(copy.us(20)), 1)
+        copy.close()
+        for entry in about["pairs"]:
+            name = f"{entry['name']}, {entry['size']}"
+            said = [builders.said.get(model, {}) for model in entry["models"].values()]
+            faults = [f"{kind}: {one['fault']}" for kind, one in zip(entry["models"], said, strict=True) if "fault" in one]
+            if faults:
+                wrong.append(f"{name}: {'; '.join(faults)}")
+            elif any("seconds" not in one for one in said):
+                found["left"].append(name)
+            else:
+                attempt(name, lambda entry=entry: pair(entry, builders))
+        save(found)
+
+    if about["pairs"]:
+        with tempfile.TemporaryDirectory() as place:
+            pairs(Path(place))
+    longest = 0.0
+    for group in about["values"]:
         attempt(group["name"], lambda group=group: values(group))
     return found, wrong
+
+
+def cpus():
+    return len(os.sched_getaffinity(0))

@@ -1,8 +1,10 @@
 """Makes a folder that checks and times generated kernels on a machine with a GPU: no compiler there, no onnxfuse.
 
-python -m tests.elementwise.gpu_kit FOLDER [--gpu h200]            here
-python3 FOLDER/run.py --part kernels OUT [--seconds N]             on the GPU: its driver and numpy
-python3 FOLDER/run.py --part engines OUT [--seconds N]             TensorRT, too
+python -m tests.elementwise.gpu_kit FOLDER [--gpu h200] [--only-pairs]   here
+python3 FOLDER/run.py --part kernels OUT [--seconds N]                   on the GPU: its driver and numpy
+python3 FOLDER/run.py --part engines OUT [--seconds N]                   TensorRT, too
+
+With --only-pairs the folder is small, and part engines times chains against TensorRT's own alone.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from onnxfuse.fusions.base import Index, find
 from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.graph import query, read
 from onnxfuse.plan import policy
+from onnxfuse.plan.sites import Site
 from tests.elementwise import cases, reference
 from tests.elementwise.emulated import input_shape, values
 
@@ -45,19 +48,23 @@ SHAPES = {2: ((37, 72), (5, 19)), 3: ((5, 8, 24), (3, 7, 9)), 4: ((2, 6, 5, 16),
 OPEN = 80  # a length that the model leaves open and its inputs do not tell
 CHAINS = 30
 LARGE = {"64 MB": 64 << 20, "256 MB": 256 << 20}  # bytes of one float16 tensor of the full shape
+MOST_MOVED = 8  # times 64 MB: what an engine at that size may move
 CUT_ANYWAY = compiling.Rule(least=0.5, worth=math.inf)
-PAIRS_LARGE = 4  # chains that are timed against TensorRT at 64 MB, too
 Plans = Mapping[str, compiling.Plan]
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of a trained model, in half precision, at the size that it has there with an input of models/inputs.py."""
+    """A chain of a trained model, in half precision, at the size that it has there with an input of models/inputs.py.
+
+    site: its shape as a site of the model has it, named axes with the length that they have there; "?" is one without a name.
+    """
 
     model: str
     expression: Expression
     shape: Shape
+    site: str
 
     @property
     def name(self) -> str:
@@ -109,13 +116,13 @@ def plan_entry(plan: compiling.Plan, folder: Path, suffix: str = "") -> dict[str
         (folder / code).write_bytes(part.generated.image)
         parts.append({"layout": source.layout(part.expression), "code": code, "reads": list(part.reads), "makes": list(part.makes)})
     end = given.reduction
-    reduced = end is not None and end.op not in NORMALISING
+    reduced = given.row_output is not None and end is not None and end.op not in NORMALISING
     return {
         "parts": parts,
         "types": list(given.types),
         "axes": [one.axes for one in given.inputs],
         "outputs": list(given.outputs),
-        "reduced": len(given.types) - 1 if reduced else None,
+        "reduced": given.row_output if reduced else None,
         "ends_row": end is not None,
         "keeps_axis": bool(end is not None and reduced and end.get("keepdims")),
         "kernels": plan.to_dict()["kernels"],
@@ -136,7 +143,8 @@ def value_checks(folder: Path, wanted: Sequence[tuple[str, Expression]], plans: 
                 rng = np.random.default_rng(start + number)
                 inputs = [values(given.dtype, input_shape(given.axes, full), rng, special=run == 1) for given in one.inputs]
                 arrays.update({f"{run}/in/e{number}_i{at}": _bits(array) for at, array in enumerate(inputs)})
-                for at, limits in enumerate(reference.limits_of(one, inputs, full)):
+                rounds = reference.stored(plans[one.text])
+                for at, limits in enumerate(reference.limits_of(one, inputs, full, rounds=rounds)):
                     arrays[f"{run}/want/e{number}_o{at}"] = limits.want
                     arrays[f"{run}/bound/e{number}_o{at}"] = limits.bound
                     arrays[f"{run}/sure/e{number}_o{at}"] = limits.sure
@@ -199,7 +207,8 @@ def _chains(path: Path) -> Iterator[Chain]:
     matches = [one for one in find(elementwise.FUSION, loaded, Index.of(loaded))[0] if isinstance(one, elementwise.Chain)]
     known = _shapes(path, [tensor for match in matches for tensor in (*match.inputs, *match.outputs)])
     for match in matches:
-        full = query.shape(match.root.inputs[0]) if match.expression.reduction else query.shape(match.outputs[-1])
+        ends = match.expression.row_output is not None
+        full = query.shape(match.root.inputs[0]) if ends else query.shape(match.outputs[-1])
         seen = next(
             (known[tensor.name] for tensor in (*match.outputs, *match.inputs) if len(known.get(tensor.name, ())) == len(full or [])), None
         )
@@ -207,7 +216,14 @@ def _chains(path: Path) -> Iterator[Chain]:
         if seen is not None and all(not isinstance(size, int) or size == real for size, real in zip(full or [], seen, strict=True)):
             shape = seen
         if len(shape) == match.expression.rank:
-            yield Chain(path.stem, match.expression.retyped("float16"), shape)
+            yield Chain(path.stem, match.expression.retyped("float16"), shape, _site(match, shape))
+
+
+def _site(match: elementwise.Chain, full: Shape) -> str:
+    """As proven sees the site where it is told what the named axes are."""
+    axes = Site.of(match).shape.split("x")
+    real = [*full[: len(axes) - 1], 1] if len(axes) == len(full) and axes[-1] == "1" else list(full)  # what a reduction leaves
+    return "x".join("?" if axis == "?" else str(size) for axis, size in zip(axes, real, strict=False))
 
 
 def _shapes(path: Path, wanted: Sequence[gs.Tensor]) -> dict[str, Shape]:
@@ -245,12 +261,17 @@ def chain_entry(chain: Chain, plans: Plans, folder: Path, large: Mapping[str, in
     }
 
 
-def pairs(chains: Sequence[Chain], plans: Plans, folder: Path) -> list[dict[str, Any]]:
-    """Each chain as an engine with the plugin and one without, at its size in the model; some at 64 MB."""
+def pairs(chains: Sequence[Chain], plans: Plans, folder: Path, large: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Each chain as an engine with the plugin and one without, at its size in the model, and at 64 MB where it grows."""
     found = []
     wanted = [(chain, "model", chain.shape) for chain in chains]
-    grown = [(chain, "64 MB", shape) for chain in chains if (shape := _grown(chain, LARGE["64 MB"]))]
-    for number, (chain, size, shape) in enumerate([*wanted, *grown[:PAIRS_LARGE]]):
+    most = MOST_MOVED * large["64 MB"]
+    grown = [
+        (chain, "64 MB", shape)
+        for chain in chains
+        if (shape := _grown(chain, large["64 MB"])) and bytes_each(chain.expression) * math.prod(shape) <= most
+    ]
+    for number, (chain, size, shape) in enumerate([*wanted, *grown]):
         one = chain.expression
         found.append(
             {
@@ -260,6 +281,7 @@ def pairs(chains: Sequence[Chain], plans: Plans, folder: Path) -> list[dict[str,
                 "dtype": "float16",
                 "size": size,
                 "shape": list(shape),
+                "site": chain.site if size == "model" else None,
                 "bytes": bytes_each(one) * math.prod(shape),
                 "models": parser_models(model_of([one], [shape]), plans, folder, f"chain{number}"),
             }
@@ -326,22 +348,29 @@ def _variant(chain: Chain, folder: Path, sm: int, large: Mapping[str, int], suff
 
 def launcher(folder: Path) -> None:
     """The plugin's own launcher as a library of its own."""
+    _link(
+        [HERE / "gpu_launch.cpp", *(plugins.sources() / "Elementwise" / name for name in ("layout.cpp", "driver.cpp"))],
+        folder / "launch.bin",
+    )
+
+
+def library(folder: Path) -> None:
+    """The plugin alone: the units of the plugin library that it needs, which are C++ without kernels."""
+    root = plugins.sources()
+    units = [*sorted((root / "Elementwise").glob("*.cpp")), *sorted((root / "common").glob("*.cpp"))]
+    cudart = plugins.find_nvcc().cudart
+    _link(
+        units,
+        folder / "plugins.bin",
+        ["-fvisibility=hidden", f"-Wl,--version-script={root / 'exports.map'}", "-s", str(cudart), "-lrt", "-lpthread"],
+    )
+
+
+def _link(units: Sequence[Path], out: Path, options: Sequence[str] = ()) -> None:
     headers = plugins.find_nvcc().path.parent.parent / "include"
-    units = [HERE / "gpu_launch.cpp", *(plugins.sources() / "Elementwise" / name for name in ("layout.cpp", "driver.cpp"))]
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-static-libstdc++", "-static-libgcc"]
-    command = [
-        "g++",
-        *flags,
-        "-I",
-        str(plugins.sources()),
-        "-isystem",
-        str(headers),
-        *map(str, units),
-        "-o",
-        str(folder / "launch.bin"),
-        "-ldl",
-    ]
-    subprocess.run(command, check=True)
+    include = ["-I", str(plugins.sources()), "-isystem", str(headers)]
+    subprocess.run(["g++", *flags, *include, *map(str, units), *options, "-o", str(out), "-ldl"], check=True)
 
 
 def make(
@@ -352,15 +381,17 @@ def make(
     large: Mapping[str, int],
     *,
     engines: bool,
+    kernels: bool = True,
     copy_bytes: int = 1 << 30,
 ) -> None:
-    """The whole folder. engines: with what part engines needs."""
+    """The whole folder. engines, kernels: with what these parts need; without kernels part engines has pairs of engines alone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("run", "kernels", "engines"):
         shutil.copyfile(HERE / f"gpu_{name}.py", folder / f"{name}.py")
     shutil.copyfile(Path(stats.__file__), folder / "stats.py")
-    launcher(folder)
+    if kernels:
+        launcher(folder)
     checks = [*checks, *{chain.expression.text: (f"chain {chain.name}", chain.expression) for chain in chains}.values()]
     plans = compiling.fit_all([one.text for _, one in checks], sm)
     size = max(large.values(), default=1 << 16)
@@ -369,17 +400,18 @@ def make(
         "compiler": f"nvcc {plugins.find_nvcc().release}",
         "commit": results.commit(),
         "copy_bytes": copy_bytes,
-        "values": value_checks(folder, checks, plans, engines=engines),
-        "planted": planted(folder, sm, size),
-        "chains": [chain_entry(chain, plans, folder, large) for chain in chains],
-        "variants": variants(chains, folder, sm, large),
+        "values": value_checks(folder, checks, plans, engines=engines) if kernels else [],
+        "planted": planted(folder, sm, size) if kernels else [],
+        "chains": [chain_entry(chain, plans, folder, large) for chain in chains] if kernels else [],
+        "variants": variants(chains, folder, sm, large) if kernels else [],
         "pairs": [],
     }
     if engines:
-        shutil.copyfile(plugins.build(sm).path, folder / "plugins.bin")
-        about["pairs"] = pairs(chains, plans, folder)
+        library(folder)
+        about["pairs"] = pairs(chains, plans, folder, large)
     (folder / "kit.json").write_text(json.dumps(about, indent=1))
-    print(f"{folder}: {len(checks)} expressions to check, {len(chains)} chains, {len(about['pairs'])} pairs of engines")
+    checked = sum(len(group["expressions"]) for group in about["values"])
+    print(f"{folder}: {checked} expressions to check, {len(chains)} chains, {len(about['pairs'])} pairs of engines")
 
 
 def main() -> None:
@@ -387,9 +419,11 @@ def main() -> None:
     given.add_argument("folder", type=Path)
     given.add_argument("--gpu", default="h200")
     given.add_argument("--models", type=Path, default=Path("models/real"))
+    given.add_argument("--only-pairs", action="store_true", help="a small folder, with which chains are timed against TensorRT's own alone")
     arguments = given.parse_args()
     chains = from_models(arguments.models)
-    make(arguments.folder, gpus.resolve(arguments.gpu).sm, chains, list(cases.values().items()), LARGE, engines=True)
+    checks = [] if arguments.only_pairs else list(cases.values().items())
+    make(arguments.folder, gpus.resolve(arguments.gpu).sm, chains, checks, LARGE, engines=True, kernels=not arguments.only_pairs)
 
 
 if __name__ == "__main__":

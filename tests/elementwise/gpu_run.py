@@ -6,8 +6,9 @@
 kernels: the values of every expression against float64; time and share of a copy's bandwidth of chains from trained models at three sizes;
 chains that are too big, before and after they are cut. Writes OUT/GPU-elementwise-kernels.json.
 
-engines: the values again in engines of dynamic shape, replayed graphs and a fresh process included; chains against what TensorRT makes of
-them alone, in turn. Writes OUT/GPU-elementwise-engines.json.
+engines: chains against what TensorRT makes of them alone: all engines are built side by side, in half of the seconds at most, then timed in
+turn, each chain in placements of its own, from cold caches; then the values again in engines of dynamic shape, replayed graphs and
+a fresh process included. Writes OUT/GPU-elementwise-engines.json, anew after every chain, so that a stop loses nothing.
 
 What does not fit into the seconds is named under "left". Status 1 where anything is wrong.
 """
@@ -66,6 +67,9 @@ class Cuda:
         self("cuDriverGetVersion", ctypes.byref(value))
         return f"CUDA {value.value // 1000}.{value.value % 1000 // 10}"
 
+    def pointer(self, address):
+        return ctypes.c_void_p(address)
+
     def memory(self, size):
         return self.made("cuMemAlloc_v2", ctypes.c_size_t(max(size, 256)))
 
@@ -103,7 +107,11 @@ class Cuda:
         finally:
             self("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
+        self("cuGraphDestroy", graph)
         return ready
+
+    def forget(self, graph):
+        self("cuGraphExecDestroy", graph)
 
     def replay(self, graph):
         self("cuGraphLaunch", graph, self.stream)
@@ -137,6 +145,59 @@ class Copy:
 
     def gbps(self, us):
         return 2 * self.size / us / 1000
+
+    def close(self):
+        self.cuda.free(self.a)
+        self.cuda.free(self.b)
+
+
+class Nvml:
+    """Clocks and what holds them down, by ctypes. Marks as in onnxfuse/bench/watch.py."""
+
+    SM, MEMORY = 1, 2
+    TOLERANCE = 0.03
+    THROTTLES = 0x04 | 0x08 | 0x20 | 0x40 | 0x80  # power, hardware, temperature (software, hardware), power brake
+
+    def __init__(self):
+        self.lib, self.device = None, ctypes.c_void_p()
+        try:
+            lib = ctypes.CDLL("libnvidia-ml.so.1")
+            if lib.nvmlInit_v2() == 0 and lib.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)) == 0:
+                self.lib = lib
+        except OSError:
+            pass
+
+    @property
+    def driver(self):
+        """Its release, such as 580.159.04; None where it is not said."""
+        text = ctypes.create_string_buffer(100)
+        known = self.lib is not None and self.lib.nvmlSystemGetDriverVersion(text, 100) == 0
+        return text.value.decode() if known else None
+
+    def look(self):
+        """(SM clock, memory clock, throttling bits); None where the driver does not say."""
+        if self.lib is None:
+            return None, None, None
+        clocks = []
+        for kind in (self.SM, self.MEMORY):
+            value = ctypes.c_uint()
+            clocks.append(value.value if self.lib.nvmlDeviceGetClockInfo(self.device, kind, ctypes.byref(value)) == 0 else None)
+        bits = ctypes.c_ulonglong()
+        known = self.lib.nvmlDeviceGetCurrentClocksThrottleReasons(self.device, ctypes.byref(bits)) == 0
+        return (*clocks, bits.value & self.THROTTLES if known else None)
+
+    def marks(self, looks):
+        if self.lib is None:
+            return ["clocks and throttling are not known: NVML is missing"]
+        found = []
+        for place, what in ((0, "SM"), (1, "memory")):
+            clocks = [look[place] for look in looks if look[place]]
+            if clocks and max(clocks) > (1 + self.TOLERANCE) * min(clocks):
+                found.append(f"the {what} clock moved between {min(clocks)} and {max(clocks)} MHz")
+        bits = 0
+        for look in looks:
+            bits |= look[2] or 0
+        return [*found, *([f"throttled (reasons 0x{bits:x})"] if bits else [])]
 
 
 def differs(have, want, bound, sure):
@@ -173,19 +234,37 @@ class Clock:
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--part", choices=["kernels", "engines", "fresh"], required=True)
+    arguments.add_argument("--part", choices=["kernels", "engines", "fresh", "builder"], required=True)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--seconds", type=float, default=120)
-    arguments.add_argument("--samples", type=int, default=25)
+    arguments.add_argument("--samples", type=int, default=25, help="of each engine, in one placement")
     given = arguments.parse_args()
     sys.path.insert(0, str(HERE))
-    if given.part == "fresh":
+    if given.part in ("fresh", "builder"):
         import engines
 
-        return engines.fresh(given.out)
+        return engines.fresh(given.out) if given.part == "fresh" else engines.builder(HERE)
     about = json.loads((HERE / "kit.json").read_text())
     given.out.mkdir(parents=True, exist_ok=True)
     clock, cuda = Clock(given.seconds), Cuda()
+    stem = re.sub(r"[^a-z0-9]+", "-", cuda.name.lower().replace("nvidia", "").strip())
+    path = given.out / f"{stem}-elementwise-{given.part}.json"
+
+    def save(found):
+        machine = {
+            "gpu": cuda.name,
+            "driver": cuda.version,
+            "compiler": about["compiler"],
+            **found["machine"],
+            "command": " ".join(["run.py", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+            "commit": about["commit"],
+            "seconds": round(clock.spent, 1),
+        }
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"schema": 1, **found, "machine": machine}, indent=1) + "\n")
+        part.replace(path)
+
     if given.part == "kernels":
         import kernels
 
@@ -193,20 +272,8 @@ def main():
     else:
         import engines
 
-        found, wrong = engines.run(cuda, HERE, about, clock, given.samples, given.out)
-    machine = {
-        "gpu": cuda.name,
-        "driver": cuda.version,
-        "compiler": about["compiler"],
-        **found.pop("machine"),
-        "command": " ".join(["run.py", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "commit": about["commit"],
-        "seconds": round(clock.spent, 1),
-    }
-    stem = re.sub(r"[^a-z0-9]+", "-", cuda.name.lower().replace("nvidia", "").strip())
-    path = given.out / f"{stem}-elementwise-{given.part}.json"
-    path.write_text(json.dumps({"schema": 1, "machine": machine, **found}, indent=1) + "\n")
+        found, wrong = engines.run(cuda, HERE, about, clock, given.samples, given.out, save)
+    save(found)
     print(f"{path}: {clock.spent:.0f} s, {len(wrong)} wrong, {len(found['left'])} left")
     for line in wrong[:20]:
         print(f"wrong: {line}")

@@ -2,23 +2,28 @@
 
 The bound is found by evaluating with random relative errors of some float32 roundings behind every step (stochastic arithmetic, after
 J. Vignes' CESTAC method): where the results spread, any float32 evaluation may differ as much.
+
+A value that a cut stores is rounded to its type there, as the kernels do it: in the evaluation that is exact otherwise, and in the
+disturbed ones behind their errors, so that what lies near the middle between two numbers of the type may fall to either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from onnxfuse.elementwise.compiling import Plan
 from onnxfuse.elementwise.expression import ABSENT, NUMPY, Expression, Step
 from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS, REDUCTIONS
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = 2.0**-24
+LARGEST = float(np.finfo(np.float32).max)
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -116,8 +121,20 @@ def rounded(x: Array, dtype: str) -> Array:
         return x.astype(np.float32).astype(NUMPY[dtype]).astype(np.float64)
 
 
-def evaluate(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], noise: np.random.Generator | None = None) -> list[Array]:
-    """Outputs in float64 (integers and bool in their type), not rounded to their type. noise: disturb every step by some roundings."""
+def stored(plan: Plan) -> frozenset[int]:
+    """Values that go through memory from one part of a plan to another."""
+    return frozenset(value for part in plan.parts for value in part.reads if value >= len(plan.expression.inputs))
+
+
+def evaluate(
+    given: Expression,
+    inputs: Sequence[Array],
+    shape: tuple[int, ...],
+    noise: np.random.Generator | None = None,
+    rounds: Collection[int] = (),
+) -> list[Array]:
+    """Outputs in float64 (integers and bool in their type), not rounded to their type. noise: disturb every step by some roundings.
+    rounds: values that are rounded to their type before anything reads them."""
     found: list[Any] = [_widened(array, one.dtype) for array, one in zip(inputs, given.inputs, strict=True)]
     with np.errstate(all="ignore"):
         for one in given.steps:
@@ -126,10 +143,12 @@ def evaluate(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...],
                 value = value * (1 + noise.uniform(-6, 6, np.shape(value)) * FLOAT32)
                 tiny = np.abs(value) < 2.0**-126  # where float32 underflows
                 value = np.where(tiny & (noise.integers(0, 2, np.shape(value)) == 0), 0.0, value)
+                value = np.where(np.abs(value) > LARGEST, np.copysign(np.inf, value), value)  # where it overflows
                 value = _with_cancellation(one, [found[read] for read in one.read], value, noise)
+            if len(found) in rounds and value.dtype.kind == "f":
+                value = rounded(value, given.types[len(found)])
             found.append(value)
-    last = len(given.types) - 1
-    return [found[v] if v == last and given.reduction else np.broadcast_to(found[v], shape) for v in given.outputs]
+    return [found[v] if v == given.row_output else np.broadcast_to(found[v], shape) for v in given.outputs]
 
 
 def _with_cancellation(one: Step, operands: Sequence[Any], value: Any, noise: np.random.Generator) -> Any:
@@ -169,6 +188,12 @@ def _step(given: Expression, one: Step, found: Sequence[Any]) -> Any:
         return _clip_in(given.types[one.operands[0]], *operands)
     if one.op == "Where":
         return np.where(*operands)
+    if one.op == "QuantizeLinear":
+        low, high, zero = (one.get(name) for name in ("low", "high", "zero"))
+        whole = np.rint(operands[0] / operands[1])
+        return np.where(np.isnan(whole), low, np.clip(whole + zero, low, high))
+    if one.op == "DequantizeLinear":
+        return (operands[0] - one.get("zero")) * operands[1]
     if one.op == "Mod":
         return _modulo(*operands, one.get("fmod"))
     if one.op in _UNARY:
@@ -197,9 +222,17 @@ def _reduction(one: Step, operands: Sequence[Any]) -> Any:
     return y + operands[2] if len(operands) > 2 else y
 
 
-def compare(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], got: Sequence[Array], what: object, seed: int = 0) -> None:
-    """Asserts that outputs are those of the expression, as far as float32 arithmetic can tell."""
-    for number, (limits, value) in enumerate(zip(limits_of(given, inputs, shape, seed), got, strict=True)):
+def compare(
+    given: Expression,
+    inputs: Sequence[Array],
+    shape: tuple[int, ...],
+    got: Sequence[Array],
+    what: object,
+    seed: int = 0,
+    rounds: Collection[int] = (),
+) -> None:
+    """Asserts that outputs are those of the expression, as far as float32 arithmetic can tell. rounds: as in `evaluate`."""
+    for number, (limits, value) in enumerate(zip(limits_of(given, inputs, shape, seed, rounds), got, strict=True)):
         fault = differs(value, limits)
         assert fault is None, f"output {number} of {what}: {fault}: {given.text}"
 
@@ -216,10 +249,15 @@ class Limits:
     sure: Array
 
 
-def limits_of(given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], seed: int = 0) -> list[Limits]:
-    exact = evaluate(given, inputs, shape)
+SAMPLES, ROUNDED_SAMPLES = 6, 24  # the more where a value may fall to either of two numbers: all six would agree once in 64 times
+
+
+def limits_of(
+    given: Expression, inputs: Sequence[Array], shape: tuple[int, ...], seed: int = 0, rounds: Collection[int] = ()
+) -> list[Limits]:
+    exact = evaluate(given, inputs, shape, rounds=rounds)
     rng = np.random.default_rng(seed)
-    samples = [evaluate(given, inputs, shape, rng) for _ in range(6)]
+    samples = [evaluate(given, inputs, shape, rng, rounds) for _ in range(ROUNDED_SAMPLES if rounds else SAMPLES)]
     return [
         _limits(given.types[value], want, [sample[number] for sample in samples])
         for number, (value, want) in enumerate(zip(given.outputs, exact, strict=True))
@@ -236,7 +274,7 @@ def _limits(kind: str, want: Array, spread: Sequence[Array]) -> Limits:
         bound = 1.01 * unit * np.abs(want) + 3 * deviation + 16 * FLOAT32 * np.abs(want) + tiny
         sure = np.logical_and.reduce([np.isfinite(rounded(s, kind)) == np.isfinite(target) for s in spread])
         sure &= np.logical_and.reduce([np.isnan(s) == np.isnan(want) for s in spread])
-        sure &= ~((np.abs(want) > np.finfo(np.float32).max / 2) & np.isfinite(want))
+        sure &= ~((np.abs(want) > LARGEST / 2) & np.isfinite(want))
         sure &= np.isfinite(bound) | ~np.isfinite(target)
     # Not rounded: the bound has the rounding in it, whichever way it goes.
     return Limits(np.where(np.isfinite(target), want, target), bound, sure)

@@ -86,6 +86,24 @@ def test_the_parts_compute_what_the_whole_does(nvcc: plugins.Nvcc, tmp_path: Pat
     np.testing.assert_array_equal(got, kernels.run(whole, [x])[0])  # in float32 nothing is rounded at a cut that was not before
 
 
+@pytest.mark.nvcc
+def test_a_cut_rounds_what_it_stores_and_the_reference_knows_it(nvcc: plugins.Nvcc, tmp_path: Path) -> None:
+    """A sum in float16 between two parts: the outputs are within one rounding of the reference that rounds there, and some are not of the
+    one that does not, of which those of the whole are. What is off by a thousandth is found."""
+    whole = cases.waiting("float16")
+    plan = compiling.fit(whole, compiling.compiler(90))
+    assert [cut.operator for cut in plan.cuts] == ["Sum"]
+    kernels = Kernels([whole, *(part.expression for part in plan.parts)], nvcc, tmp_path)
+    x = values("float16", (37, 72), np.random.default_rng(0), special=True)
+    (cut,), uncut = run_parts(plan, [x], kernels), kernels.run(whole, [x])[0]
+    (rounded,) = reference.limits_of(whole, [x], x.shape, rounds=reference.stored(plan))
+    (plain,) = reference.limits_of(whole, [x], x.shape)
+    assert reference.differs(cut, rounded) is None
+    assert reference.differs(uncut, plain) is None
+    assert reference.differs(cut, plain) is not None
+    assert reference.differs((cut.astype(np.float64) * 1.001).astype(np.float16), rounded) is not None
+
+
 def test_outputs_on_the_way_stay_outputs() -> None:
     steps = [step("Exp", 0), step("Mul", 1, 0), step("Tanh", 2), step("Add", 3, 2), step("Neg", 4)]
     given = checked(Expression(1, (Input("float32", "1"),), tuple(steps), (2, 4, 5)))

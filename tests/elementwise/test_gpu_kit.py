@@ -24,8 +24,8 @@ from tests.elementwise.emulated import EMULATOR, HERE
 pytestmark = pytest.mark.nvcc
 
 CHAINS = [
-    gpu_kit.Chain("one", cases.hard_swish_affine("float16"), (1, 3, 4, 24)),
-    gpu_kit.Chain("two", cases.layer_scale_residual_norm("float16"), (2, 5, 40)),
+    gpu_kit.Chain("one", cases.hard_swish_affine("float16"), (1, 3, 4, 24), "1x3x?x?"),
+    gpu_kit.Chain("two", cases.layer_scale_residual_norm("float16"), (2, 5, 40), "2x5x40"),
 ]
 CHECKS = [("snake", cases.snake("float32")), ("casts", cases.casts("bfloat16")), ("comparisons", cases.every_operator("int64")[0])]
 
@@ -80,10 +80,13 @@ def _driver(expressions: Sequence[Expression]) -> str:
     )
 
 
-def _run(kit: Path, driver: Path, out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = [sys.executable, str(kit / "run.py"), "--part", "kernels", str(out), "--samples", "3", *options]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(driver)})
-    path = out / "stand-in-elementwise-kernels.json"
+def _run(
+    kit: Path, driver: Path, out: Path, *options: str, part: str = "kernels", fault: str = ""
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = [sys.executable, str(kit / "run.py"), "--part", part, str(out), "--samples", "3", *options]
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(HERE / "stand_in_trt"), "STAND_IN_TRT": fault}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    path = out / f"stand-in-elementwise-{part}.json"
     return done, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -129,3 +132,73 @@ def test_a_wrong_value_is_found(kit: Path, driver: Path, tmp_path: Path) -> None
     assert done.returncode == 1
     assert len(found["wrong"]) == 2  # at both alignments
     assert all(line.startswith("snake: output 0 of [5, 8, 24] at offset") for line in found["wrong"])
+
+
+# --- pairs of engines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pairs(nvcc: plugins.Nvcc, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs") / "kit"
+    gpu_kit.make(folder, 90, CHAINS, [], {"64 MB": 1 << 12}, engines=True, kernels=False, copy_bytes=1 << 16)
+    return folder
+
+
+NAMES = [f"{chain.name}, {size}" for size in ("model", "64 MB") for chain in CHAINS]
+
+
+def test_pairs_are_built_side_by_side_and_timed_in_turn(pairs: Path, driver: Path, tmp_path: Path) -> None:
+    done, found = _run(pairs, driver, tmp_path, part="engines")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["name"] for row in found["rows"]] == NAMES
+    for row in found["rows"]:
+        assert row["agrees"]
+        assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
+        assert row["samples"] == 3 * row["placements"] == 24
+        assert row["cold"]
+        assert row["sets"] >= 2
+        assert "clocks and throttling are not known: NVML is missing" in row["marks"]  # no figures without a mark here
+    assert [row["site"] for row in found["rows"]] == ["1x3x?x?", "2x5x40", None, None]
+    assert found["machine"]["builders"] >= 1
+    assert found["left"] == found["wrong"] == []
+
+
+def test_engines_that_disagree_are_marked(pairs: Path, driver: Path, tmp_path: Path) -> None:
+    """Outputs stay NaN: apart from TensorRT's own, and without a finite number."""
+    done, found = _run(pairs, driver, tmp_path, part="engines", fault="wrong")
+    assert done.returncode == 1
+    assert [line.split(": ")[0] for line in found["wrong"]] == NAMES
+    for row in found["rows"]:
+        assert not row["agrees"]
+        assert "fused: an output without a finite number" in row["marks"]
+        assert any("from TensorRT's own" in mark for mark in row["marks"])
+
+
+def test_a_builder_that_dies_ends_its_engine_alone(pairs: Path, driver: Path, tmp_path: Path) -> None:
+    done, found = _run(pairs, driver, tmp_path, part="engines", fault="crash")
+    assert done.returncode == 1
+    assert found["rows"] == []
+    told = [line for line in found["wrong"] if "its builder ended with status 3" in line]
+    assert told
+    assert all(": fused: " in line for line in told)
+    assert len(told) + len(found["left"]) == len(NAMES)  # after some deaths nothing more is asked
+
+
+def test_what_is_not_timed_is_left_and_what_was_is_kept(pairs: Path, driver: Path, tmp_path: Path) -> None:
+    done, found = _run(pairs, driver, tmp_path, "--seconds", "0", part="engines")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["left"] == NAMES
+    kept: list[dict[str, Any]] = []
+    command = [sys.executable, str(pairs / "run.py"), "--part", "engines", str(tmp_path / "out"), "--samples", "3"]
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "PYTHONPATH": str(HERE / "stand_in_trt")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if " us = " in line and kept == []:
+                kept = [{}]
+            elif " us = " in line:
+                running.kill()  # after the second chain: the first was written before
+                break
+    rows = json.loads((tmp_path / "out" / "stand-in-elementwise-engines.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == NAMES[: len(rows)]
+    assert rows

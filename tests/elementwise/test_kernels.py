@@ -20,10 +20,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 from onnxfuse import plugins
 from onnxfuse.elementwise import body
 from onnxfuse.elementwise.expression import NUMPY, Expression, Input, checked, constant, step
-from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS
+from onnxfuse.elementwise.operators import FLOATS, INTEGERS, OPERATORS, QUANTIZED
 from onnxfuse.fusions.pattern import DOMAIN
-from tests.elementwise import reference
-from tests.elementwise.emulated import Kernels, full_shape, input_shape, output_shapes, values
+from tests.elementwise import cases, reference
+from tests.elementwise.emulated import SPECIAL, Kernels, full_shape, input_shape, output_shapes, values
 from tests.elementwise.strategies import Batch, batches
 from tests.fusions.helpers import run
 
@@ -61,7 +61,7 @@ def _alone() -> list[tuple[str, Expression]]:
     found = []
     for name, operator in OPERATORS.items():
         for kind in ("float32", "int32", "int64", "bool"):
-            if kind not in operator.takes or name in ("Cast", "Clip"):
+            if kind not in operator.takes or name in ("Cast", "Clip", "QuantizeLinear"):
                 continue
             count = max(operator.least, 2 if operator.folded else 1)
             kinds = ["bool", kind, kind] if operator.first_bool else [kind] * count
@@ -189,23 +189,72 @@ def test_expressions_of_any_form(compiled: Callable[..., Kernels], batch: Batch)
     _check_batch(batch, compiled)
 
 
-@given(batches(BATCH, reduction=True))
+@given(batches(BATCH, reduction="end"))
 @_SETTINGS
 def test_expressions_that_end_in_a_reduction(compiled: Callable[..., Kernels], batch: Batch) -> None:
     _check_batch(batch, compiled)
 
 
+@given(batches(BATCH, reduction="middle"))
+@_SETTINGS
+def test_expressions_with_a_reduction_in_the_middle(compiled: Callable[..., Kernels], batch: Batch) -> None:
+    assert all(of.is_reduced_midway for of in batch)
+    _check_batch(batch, compiled)
+
+
 def test_wide_and_many_rows(compiled: Callable[..., Kernels]) -> None:
     """Rows beyond what shared memory keeps, rows of one warp and of a block, more rows than blocks hold teams."""
-    cases = []
+    wanted = []
     for op, others in (("Softmax", ()), ("LayerNormalization", (1, 1)), ("ReduceMean", ()), ("ReduceMax", ())):
         inputs = (Input("float16", "11"), Input("float16", "1"))
-        cases.append(checked(Expression(2, inputs, (step("Mul", 0, 1), step(op, 2, *others)), (2, 3))))
-    kernels = compiled(cases)
-    for of, (rows, width) in itertools.product(cases, [(1, 5000), (3, 4096), (40, 24), (41, 7), (100, 1), (2, 1030), (0, 8)]):
+        wanted.append(checked(Expression(2, inputs, (step("Mul", 0, 1), step(op, 2, *others)), (2, 3))))
+    kernels = compiled(wanted)
+    for of, (rows, width) in itertools.product(wanted, [(1, 5000), (3, 4096), (40, 24), (41, 7), (100, 1), (2, 1030), (0, 8)]):
         rng = np.random.default_rng(width)
         inputs = [values(one.dtype, input_shape(one.axes, (rows, width)), rng, spread=1.0) for one in of.inputs]
         reference.compare(of, inputs, (rows, width), kernels.run(of, inputs), (rows, width))
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_quantized_islands_are_as_in_onnxruntime(kind: str, dtype: str, compiled: Callable[..., Kernels]) -> None:
+    """Halves to the even number, saturated at both ends, NaN the lowest; by one scale, and by one a channel. To the last bit, after one
+    rounding to the type."""
+    low, high = QUANTIZED[kind]
+    for axes, zero in (("", 0.0), ("", 3.0), ("100", 3.0)):
+        steps = (
+            step("QuantizeLinear", 0, 1, low=low, high=high, zero=zero),
+            step("DequantizeLinear", 2, 1, zero=zero),
+            step("Identity", 3),
+        )
+        of = checked(Expression(4, (Input(dtype, "1111"), Input(dtype, axes)), steps, (4,)))
+        rng = np.random.default_rng(5)
+        x = np.concatenate([np.arange(-300, 300) * 0.25, SPECIAL, rng.standard_normal(600 - len(SPECIAL)) * 90])
+        with np.errstate(over="ignore"):
+            x = x.reshape(2, 3, 5, 40).astype(dtype)
+        scale = np.asarray([0.5, 0.37, 1.0][: 3 if axes else 1], dtype).reshape((3, 1, 1) if axes else ())
+        (got,), (want,) = compiled([of]).run(of, [x, scale]), by_onnxruntime(of, [x, scale])
+        np.testing.assert_array_equal(got, want)
+
+
+def test_rows_with_steps_behind_a_reduction(compiled: Callable[..., Kernels]) -> None:
+    """Rows that registers hold and longer ones, of a warp's part and of a block, with ends that fill no vector; every output."""
+    kernels = compiled(list(cases.midway().values()))
+    for (name, of), (rows, width) in itertools.product(cases.midway().items(), [(3, 5000), (2, 1030), (40, 24), (41, 7), (100, 1), (0, 8)]):
+        full = (*((1,) * (of.rank - 2)), rows, width)
+        rng = np.random.default_rng(width)
+        inputs = [values(one.dtype, input_shape(one.axes, full), rng, spread=1.0) for one in of.inputs]
+        reference.compare(of, inputs, full, kernels.run(of, inputs), f"{name} of {full}")
+
+
+def test_a_reduction_in_the_middle_is_as_in_onnxruntime(compiled: Callable[..., Kernels]) -> None:
+    wanted = [cases.softmax_then("float32"), cases.gated_rms("float32"), cases.norm_then_silu("float32")]
+    kernels = compiled(wanted)
+    for of in wanted:
+        full = (2, 3, 5, 40)[-of.rank :]
+        inputs = [values(one.dtype, input_shape(one.axes, full), np.random.default_rng(3)) for one in of.inputs]
+        for got, want in zip(kernels.run(of, inputs), by_onnxruntime(of, inputs), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 1, 1, 5), (1, 1, 1, 1, 1, 1, 1, 9), (129, 8), (2, 3, 5, 7, 2)])
@@ -286,6 +335,27 @@ _IN_FLOAT32: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] =
     "Sin": lambda x: np.sin(x.astype(np.float64)),
     "Cos": lambda x: np.cos(x.astype(np.float64)),
 }
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_gates_reach_as_far_as_the_type(kind: str, compiled: Callable[..., Kernels]) -> None:
+    """Where exp(-x) is no float32 any more, x / (1 + exp(-x)) still is one: -7e-38 for -90."""
+    x = np.concatenate([np.linspace(-110, -80, 600), np.linspace(-65, -45, 400), [-np.inf, -3e38, -1e30, 0.0, np.inf, np.nan]])
+    x = x.astype(NUMPY[kind])
+    wanted = {op: checked(Expression(1, (Input(kind, "1"),), (step(op, 0),), (1,))) for op in ("Sigmoid", "Silu", "QuickGelu", "Mish")}
+    kernels = compiled(list(wanted.values()))
+    unit, tiny = {"float32": (2.0**-20, 2.0**-143), "bfloat16": (2.0**-8, 2.0**-134)}[kind]
+    for op, of in wanted.items():
+        (got,) = kernels.run(of, [x])
+        with np.errstate(all="ignore"):
+            wide = x.astype(np.float64)
+            want = reference.evaluate(of, [x], x.shape)[0]
+            want = np.where(wide == -np.inf, np.float64(0) if op == "Sigmoid" else np.nan, want)
+            # The argument of exp is rounded to float32 before: by 2^-24 of itself, which the result is off by.
+            bound = (unit + np.abs(np.where(np.isfinite(want), wide, 0)) * 2.0**-23) * np.abs(want) + tiny
+            have = got.astype(np.float64)
+            same = (have == want) | (np.isnan(have) & np.isnan(want)) | (np.abs(have - want) <= bound)
+            assert same.all(), f"{op} of {wide[~same][:3]}: {have[~same][:3]} for {want[~same][:3]}"
 
 
 def test_what_a_jump_rests_on_is_exact() -> None:

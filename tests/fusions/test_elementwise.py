@@ -127,6 +127,181 @@ def test_a_reduction_ends_a_site(reduction: str, opset: int) -> None:
     fused(model, {"x": X}, atol=1e-6)
 
 
+def masked(net: Net) -> str:
+    soft = net.op("Softmax", net.op("Mul", "x", net.const(0.3)), axis=-1)
+    return net.op("Mul", soft, "u")
+
+
+def spelled_rms(net: Net) -> str:
+    """The operand of the mean is read again, small tensors are between it and where it is used, and a sigmoid serves what follows alone."""
+    h = net.op("Mul", "x", "u")
+    mean = net.op("ReduceMean", net.op("Mul", h, h), axes=[-1], keepdims=1)
+    scale = net.op("Reciprocal", net.op("Sqrt", net.op("Add", mean, net.const(1e-3))))
+    return net.op("Mul", net.op("Mul", h, scale), net.op("Sigmoid", "x"))
+
+
+def normed(net: Net) -> str:
+    norm = net.op("LayerNormalization", net.op("Mul", "x", "u"), net.const(random(8)), net.const(random(8)))
+    return net.op("Tanh", net.op("Mul", norm, "x"))
+
+
+@pytest.mark.parametrize(
+    ("build", "form"),
+    [
+        (masked, "Mul-Softmax-Mul"),
+        (spelled_rms, "Mul-Mul-ReduceMean-Add-Sqrt-Reciprocal-Mul-and-2-more"),
+        (normed, "Mul-LayerNormalization-Mul-Tanh"),
+    ],
+)
+def test_a_reduction_in_the_middle(build: Any, form: str) -> None:
+    net = Net(17)
+    model = net.model([value("x", SHAPE), value("u", SHAPE)], [build(net)])
+    feeds = {"x": X, "u": random(*SHAPE, seed=4)}
+    (chain,) = chains(model)
+    assert chain.expression.form.startswith(form)
+    assert chain.expression.is_reduced_midway
+    assert kinds(fused(model, feeds, atol=1e-5)) == ["Elementwise"]
+
+
+def softmax_and_more(shape: list[Any], **more: Any) -> list[str]:
+    """The forms of Add-Softmax and Tanh-Mul behind it; `more` is what else the model has."""
+    net = Net(17)
+    total = net.op("Add", "x", net.const(0.3))
+    soft = net.op("Softmax", total, axis=-1)
+    y = net.op("Mul", net.op("Tanh", soft), more["behind"](net, total) if "behind" in more else "u")
+    others = more["outputs"](net, total, soft) if "outputs" in more else []
+    return forms(net.model([value("x", shape), value("u", shape)], [y, *others]))
+
+
+def test_two_sites_stay_two_where_they_cannot_be_one() -> None:
+    apart = ["Add-Softmax", "Tanh-Mul"]
+    assert softmax_and_more(SHAPE) == ["Add-Softmax-Tanh-Mul"]
+    assert softmax_and_more([2, 4097]) == apart  # no block holds the row
+    assert softmax_and_more([2, 4096]) == ["Add-Softmax-Tanh-Mul"]
+    assert softmax_and_more(["N", "L"]) == apart
+    assert softmax_and_more(["N", 8]) == ["Add-Softmax-Tanh-Mul"]
+    # Another way between them: the one node would need its own result.
+    assert softmax_and_more(SHAPE, behind=lambda net, total: net.op("MaxPool", total, kernel_shape=[1, 1])) == apart
+    # Somebody else needs the softmax, too.
+    assert softmax_and_more(SHAPE, outputs=lambda net, total, soft: [net.op("MaxPool", soft, kernel_shape=[1, 1])]) == apart
+    # A graph's output is one of the site; not one number a row.
+    assert softmax_and_more(SHAPE, outputs=lambda net, total, soft: [soft]) == ["Add-Softmax-Tanh-Mul"]
+    net = Net(17)
+    mean = net.op("ReduceMean", net.op("Abs", "x"), axes=[-1], keepdims=1)
+    y = net.op("Exp", net.op("Sub", "x", mean))
+    assert forms(net.model([value("x", SHAPE)], [y, mean])) == ["Abs-ReduceMean", "Sub-Exp"]
+    # A mean that drops its axis is added along another one.
+    net = Net(17)
+    mean = net.op("ReduceMean", net.op("Abs", "x"), axes=[-1], keepdims=0)
+    model = net.model([value("x", [8, 8])], [net.op("Exp", net.op("Sub", "x", mean))])
+    assert forms(model) == ["Abs-ReduceMean", "Sub-Exp"]
+    fused(model, {"x": random(8, 8)})
+
+
+def test_rows_that_need_each_other_are_not_both_one() -> None:
+    """Each could be one site alone; both would be a cycle."""
+    net = Net(17)
+    a, b = net.op("Add", "x", net.const(0.3)), net.op("Add", "z", net.const(0.7))
+    soft_a, soft_b = net.op("Softmax", a, axis=-1), net.op("Softmax", b, axis=-1)
+    of_b, of_a = net.op("MaxPool", b, kernel_shape=[1, 1]), net.op("MaxPool", a, kernel_shape=[1, 1])
+    outputs = [net.op("Mul", net.op("Tanh", soft_a), of_b), net.op("Mul", net.op("Tanh", soft_b), of_a)]
+    model = net.model([value("x", SHAPE), value("z", SHAPE)], outputs)
+    assert sorted(forms(model)) == ["Add-Softmax", "Add-Softmax-Tanh-Mul", "Tanh-Mul"]
+    fused(model, {"x": X, "z": random(*SHAPE, seed=5)})
+
+
+# --- quantization ------------------------------------------------------------------------------------------------------------
+
+
+def quantized(net: Net, x: str, scale: Any = 0.05, zero: Any = 3, kind: Any = np.int8, dtype: Any = np.float32, **axis: int) -> str:
+    scales, zeros = net.const(scale, dtype), net.const(zero, kind)
+    return net.op("DequantizeLinear", net.op("QuantizeLinear", x, scales, zeros, **axis), scales, zeros, **axis)
+
+
+ISLAND = "Mul-Sigmoid-QuantizeLinear-DequantizeLinear-Add-Relu"
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "kind", "axis"),
+    [
+        (0.0037, 3, np.int8, {}),
+        (0.5, 131, np.uint8, {}),
+        (np.linspace(0.001, 0.01, 6), np.zeros(6), np.int8, {"axis": 1}),
+        (np.linspace(0.001, 0.01, 8), np.full(8, 128), np.uint8, {"axis": -1}),
+    ],
+)
+def test_quantization_between_element_wise_operators(scale: Any, zero: Any, kind: Any, axis: dict[str, int]) -> None:
+    """One scale, one of few digits, and one a channel; to the last step of the 8 bits."""
+    net = Net(17)
+    gate = net.op("Sigmoid", net.op("Mul", "x", net.const(0.7)))
+    y = net.op("Relu", net.op("Add", quantized(net, gate, scale, zero, kind, **axis), "u"))
+    model = net.model([value("x", SHAPE), value("u", SHAPE)], [y])
+    assert forms(model) == [ISLAND]
+    assert kinds(fused(model, {"x": X, "u": random(*SHAPE, seed=2)})) == ["Elementwise"]
+
+
+@pytest.mark.parametrize("opset", [10, 13, RUN_OPSET])
+def test_quantization_in_every_opset(opset: int) -> None:
+    net = Net(opset)
+    y = net.op("Neg", quantized(net, net.op("Exp", "x")))
+    assert kinds(fused(net.model([value("x", SHAPE)], [y]), {"x": X})) == ["Elementwise"]
+
+
+def left_alone(build: Any, *others: Any) -> None:
+    """No quantization is part of a site; the model is what it was."""
+    net = Net(21)
+    model = net.model([value("x", SHAPE), *others], build(net))
+    assert all("Quantize" not in form for form in forms(model))
+    rewritten, _, _ = fuse(model, ["elementwise"])
+    assert ops(rewritten).count("QuantizeLinear") == ops(model).count("QuantizeLinear") > 0
+
+
+def test_quantization_that_tensorrt_needs_is_left_alone() -> None:
+    def gate(net: Net) -> str:
+        return net.op("Sigmoid", net.op("Mul", "x", net.const(0.7)))
+
+    def more(net: Net, x: str) -> str:
+        return net.op("Exp", net.op("Neg", x))
+
+    left_alone(lambda net: [conv(net, quantized(net, gate(net)))])  # before a convolution
+    left_alone(lambda net: [more(net, quantized(net, conv(net)))])  # behind one
+    left_alone(lambda net: [more(net, quantized(net, net.op("Relu", conv(net))))])  # behind one and its activation
+    left_alone(lambda net: [net.op("Relu", net.op("Add", conv(net), quantized(net, gate(net))))])  # a residual, in its epilogue
+    left_alone(lambda net: [more(net, quantized(net, "x"))])  # of an input
+
+    def shared(net: Net) -> list[str]:
+        """One reader is element-wise, and one a convolution."""
+        scale, zero = net.const(0.05), net.const(3, np.int8)
+        narrow = net.op("QuantizeLinear", gate(net), scale, zero)
+        first, second = (net.op("DequantizeLinear", narrow, scale, zero) for _ in range(2))
+        return [more(net, first), conv(net, second)]
+
+    left_alone(shared)
+    left_alone(lambda net: [net.op("QuantizeLinear", gate(net), net.const(0.05), net.const(3, np.int8))])  # its result is an output
+
+
+def test_quantization_that_no_kernel_has_is_left_alone() -> None:
+    def between(net: Net, scale: str, zero: str, **more: int) -> list[str]:
+        narrow = net.op("QuantizeLinear", net.op("Exp", "x"), scale, zero, **more)
+        return [net.op("Neg", net.op("DequantizeLinear", narrow, scale, zero, **more))]
+
+    left_alone(lambda net: between(net, "s", net.const(3, np.int8)), value("s", []))  # a scale that is computed
+    left_alone(lambda net: between(net, net.const(np.full(6, 0.1)), net.const(np.arange(6), np.int8), axis=1))  # a zero point a channel
+    left_alone(lambda net: between(net, net.const(0.1), net.const(300, np.uint16)))  # 16 bits
+    scales, zeros = np.full((2, 6, 2, 8), 0.1), np.zeros((2, 6, 2, 8))
+    left_alone(lambda net: between(net, net.const(scales), net.const(zeros, np.int8), axis=2, block_size=2))
+
+
+def test_quantization_in_half_precision() -> None:
+    net = Net(20)
+    y = net.op("Add", quantized(net, net.op("Sigmoid", net.op("Mul", "x", net.const(0.7))), 1 / 128), "x")
+    model = net.model([value("x", SHAPE)], [y])
+    written = converted(model)
+    (node,) = (node for node in written.graph.node if node.domain)
+    assert {given.dtype for given in ex.parse(node.attribute[0].s.decode()).inputs} == {"float16"}
+    same(run(written, {"x": X}), run(model, {"x": X}), rtol=2e-3, atol=1.01 / 128)  # one step where a half is rounded the other way
+
+
 def test_other_axes_are_no_end() -> None:
     net = Net(13)
     total = net.op("Add", net.op("Mul", "x", "x"), net.op("Abs", "x"))

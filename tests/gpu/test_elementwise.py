@@ -11,8 +11,10 @@ import onnx
 import pytest
 
 from onnxfuse.bench import timing
+from onnxfuse.elementwise import compiling
 from onnxfuse.elementwise.expression import Expression
 from onnxfuse.engine import build as building
+from onnxfuse.engine import trt
 from onnxfuse.engine.run import Engine
 from tests.elementwise import cases, reference
 from tests.elementwise.emulated import input_shape, values
@@ -23,8 +25,10 @@ SHAPES = {2: (37, 72), 3: (5, 7, 9), 4: (2, 6, 5, 16)}
 CASES = list(cases.values().items())
 
 
-def built(folder: Path, expressions: list[Expression], shapes: list[tuple[int, ...]]) -> tuple[Path, dict[str, np.ndarray]]:
-    """An engine of these expressions, and inputs for it."""
+def built(
+    folder: Path, expressions: list[Expression], shapes: list[tuple[int, ...]], special: bool = True
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """An engine of these expressions, and inputs for it; special: with NaN, infinities and the like among them."""
     folder.mkdir(exist_ok=True)
     path = folder / "model.onnx"
     onnx.save(model_of(expressions, shapes), path)
@@ -33,7 +37,7 @@ def built(folder: Path, expressions: list[Expression], shapes: list[tuple[int, .
     assert len(manifest.generated) == len({one.digest for one in expressions})
     rng = np.random.default_rng(0)
     feeds = {
-        f"e{number}_i{at}": values(given.dtype, input_shape(given.axes, full), rng, special=True)
+        f"e{number}_i{at}": values(given.dtype, input_shape(given.axes, full), rng, special=special)
         for number, (one, full) in enumerate(zip(expressions, shapes, strict=True))
         for at, given in enumerate(one.inputs)
     }
@@ -51,6 +55,22 @@ def test_values(start: int, tmp_path: Path) -> None:
     for number, (name, one) in enumerate(group):
         inputs = [feeds[f"e{number}_i{at}"] for at in range(len(one.inputs))]
         reference.compare(one, inputs, shapes[number], [got[f"e{number}_o{at}"] for at in range(len(one.outputs))], name)
+
+
+def test_reductions_in_the_middle_and_quantized_islands(tmp_path: Path) -> None:
+    """Short and long rows, and those of one team of lanes; one scale, and one a channel."""
+    made = {**cases.midway(), **cases.islands()}
+    names = [name for name in made if "bfloat16" not in name and "uint8 float32" not in name]
+    expressions = [made[name] for name in names]
+    rows = [(40, 24), (3, 5000), (41, 7), (2, 1030), (100, 64), (5, 128)]
+    shapes = [*rows, *(SHAPES[4] for _ in names[len(rows) :])]
+    full = [(*((1,) * (one.rank - len(shape))), *shape) for one, shape in zip(expressions, shapes, strict=True)]
+    engine, feeds = built(tmp_path / "midway", expressions, full, special=False)  # a NaN is its whole row's
+    with Engine.load(engine) as loaded:
+        got = loaded.run(feeds)
+    for number, (name, one) in enumerate(zip(names, expressions, strict=True)):
+        inputs = [feeds[f"e{number}_i{at}"] for at in range(len(one.inputs))]
+        reference.compare(one, inputs, full[number], [got[f"e{number}_o{at}"] for at in range(len(one.outputs))], name)
 
 
 def test_an_engine_runs_in_a_fresh_process_and_as_a_graph(tmp_path: Path) -> None:
@@ -77,4 +97,6 @@ def test_what_is_too_big_is_cut_in_the_engine_and_said(tmp_path: Path) -> None:
         assert loaded.manifest is not None
         assert any("cut behind" in line for line in loaded.manifest.notes)
         got = loaded.run(feeds)
-    reference.compare(one, [feeds["e0_i0"]], (37, 72), [got["e0_o0"]], "cut")
+        plan = compiling.fit(one, compiling.compiler(trt.gpu().sm))  # from the cache, as the engine's
+    assert plan.cuts
+    reference.compare(one, [feeds["e0_i0"]], (37, 72), [got["e0_o0"]], "cut", rounds=reference.stored(plan))

@@ -55,7 +55,7 @@ def test_inspect_several_gpus(run_cli: Run, library: Callable[[int], plugins.Lib
     assert done.returncode == 0, done.stderr
     assert "sm_80, nvcc" in done.stdout
     assert "(h20, h100, h100-pcie, h100-nvl, ...)" in done.stdout
-    for column in ("kernel", "regs", "spills", "stack", "shared", "code", "threads", "warps", "limit"):
+    for column in ("kernel", "regs", "spills", "stack", "shared", "launch", "code", "threads", "warps", "limit"):
         assert column in done.stdout.splitlines()[2].split()
     said = json.loads(run_cli("plugins", "inspect", "--gpu", "a100", "h100", "--json").stdout)
     assert [one["sm"] for one in said["libraries"]] == [80, 90]
