@@ -53,12 +53,23 @@ def launcher(library: Path) -> Any:
         Case(sequence=128, activation=encoder_cases.GELU_TANH, **BERT),
         Case(batch=8, sequence=128, stages=4, **SMALL),
         *(Case(sequence=128, barrier=barrier, restore=1, **BERT) for barrier in (1, 2, 3)),
-        *(Case(sequence=128, cluster=cluster, **BERT) for cluster in (2, 8)),
+        Case(sequence=128, cluster=2, **BERT),
+        Case(sequence=128, cluster=8, **SMALL),
     ],
     ids=str,
 )
 def test_values(case: encoders.Case, launcher: Any, memory: Any) -> None:
     encoders.check(launcher, memory, case)
+
+
+def test_slices_that_need_more_clusters_than_there_are_refused(launcher: Any) -> None:
+    """Of 3,072 columns a cluster takes 128 at most: 24 clusters of eight are wanted, and no GPU of sm_90 has room for more than 18."""
+    problem = encoder_cases.problem_of(Case(sequence=128, **BERT).stack, "float16")
+    problem.final_gamma = problem.final_beta = 256  # an address; nothing is launched
+    problem.cluster = 8
+    assert launcher.workspace(problem) == 0
+    problem.cluster = 4
+    assert launcher.workspace(problem) > 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
