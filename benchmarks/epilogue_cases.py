@@ -30,7 +30,7 @@ class GroupNorm(ctypes.Structure):
     """OnnxfuseGroupNorm of plugins/GroupNormSilu/launch.h."""
 
     _fields_ = [
-        *((name, _I) for name in ("dtype", "images", "channels", "groups", "pixels", "channels_last")),
+        *((name, _I) for name in ("dtype", "images", "channels", "groups", "pixels", "channels_last", "silu")),
         ("epsilon", ctypes.c_float),
         *((name, _P) for name in ("input", "gamma", "beta", "film_scale", "film_shift", "output")),
         *((name, _I) for name in ("threads", "per_thread", "split", "bulk", "two_kernels", "early")),
@@ -107,7 +107,7 @@ def group_norm(library: ctypes.CDLL, dtype: str, images: int, channels: int, pix
     workspace_of.restype = ctypes.c_size_t
     gamma, beta = (weights(channels, dtype) for _ in range(2))
     problem = GroupNorm(
-        dtype=CODES[dtype][0], images=images, channels=channels, groups=GROUPS, pixels=pixels, epsilon=EPSILON,
+        dtype=CODES[dtype][0], images=images, channels=channels, groups=GROUPS, pixels=pixels, silu=1, epsilon=EPSILON,
         gamma=gamma.data_ptr(), beta=beta.data_ptr(),
     )  # fmt: skip
     room = torch.empty(int(workspace_of(ctypes.byref(problem))) + 16, dtype=torch.uint8, device="cuda")

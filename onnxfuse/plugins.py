@@ -62,7 +62,7 @@ OPS = (
     Op("SkipRMSNormalization", "input + skip (+ bias), then RMSNormalization; the sum as second output", MAX_WIDTH),
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
     Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
-    Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
+    Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, with SiLU or without", None),
     Op(
         "Linear",
         "X W + bias with GELU, SiLU or ReLU, also as a gate; or residual + scale * (X W + bias), and LayerNorm",

@@ -111,7 +111,7 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "SkipRMSNormalization": ["epsilon", "outputs"],
         "BiasGelu": ["approximate"],
         "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
-        "GroupNormSilu": ["epsilon", "num_groups", "film"],
+        "GroupNormSilu": ["epsilon", "num_groups", "film", "silu"],
         "Linear": ["activation", "residual", "gated", "norm", "epsilon", "outputs"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "FusedAttention": list(ATTENTION),
