@@ -30,7 +30,7 @@ class GroupNorm(ctypes.Structure):
     """OnnxfuseGroupNorm of plugins/GroupNormSilu/launch.h."""
 
     _fields_ = [
-        *((name, _I) for name in ("dtype", "images", "channels", "groups", "pixels", "channels_last")),
+        *((name, _I) for name in ("dtype", "images", "channels", "groups", "pixels", "channels_last", "silu")),
         ("epsilon", ctypes.c_float),
         *((name, _P) for name in ("input", "gamma", "beta", "film_scale", "film_shift", "output")),
         *((name, _I) for name in ("threads", "per_thread", "split", "bulk", "two_kernels", "early")),
@@ -57,6 +57,8 @@ LAYER_SCALE = 0.1
 GROUPS = 32
 GROUP_NORMS = ((8, 320, 4096), (16, 512, 4096), (1, 128, 512 * 512), (2, 512, 256 * 256))
 """Images, channels, pixels."""
+TWO_BLOCKS = (512, 16, 2)
+"""Threads, split and bulk of the tactic that has two blocks of a large group on each multiprocessor."""
 
 
 def epilogues(library: ctypes.CDLL, dtype: str, other_threads: bool) -> Iterator[Case]:
@@ -67,7 +69,8 @@ def epilogues(library: ctypes.CDLL, dtype: str, other_threads: bool) -> Iterator
     for kernel in (3, 5):
         yield depthwise(library, dtype, 8, 28, 192, "middle", kernel)
     for sizes in GROUP_NORMS:
-        yield group_norm(library, dtype, *sizes)
+        every = (group_norm(library, dtype, *sizes, tactic=tactic) for tactic in (None, TWO_BLOCKS))
+        yield from (case for case in every if case is not None)
     if dtype == "float32":
         return
     for batch, size in BATCHES.items():
@@ -99,17 +102,22 @@ def depthwise(library: ctypes.CDLL, dtype: str, batch: int, side: int, channels:
     return Case(f"dwconv_layernorm {kernel}x{kernel}", dtype, shape, (elements,), (elements,), launch, reference)
 
 
-def group_norm(library: ctypes.CDLL, dtype: str, images: int, channels: int, pixels: int) -> Case:
-    """GroupNorm of 32 groups with SiLU, channels first."""
+def group_norm(
+    library: ctypes.CDLL, dtype: str, images: int, channels: int, pixels: int, tactic: tuple[int, int, int] | None = None
+) -> Case | None:
+    """GroupNorm of 32 groups with SiLU, channels first. tactic: threads, split and bulk; None where this GPU does not take it."""
     import torch
 
     function, workspace_of = library.onnxfuse_launch_group_norm, library.onnxfuse_group_norm_workspace
     workspace_of.restype = ctypes.c_size_t
     gamma, beta = (weights(channels, dtype) for _ in range(2))
     problem = GroupNorm(
-        dtype=CODES[dtype][0], images=images, channels=channels, groups=GROUPS, pixels=pixels, epsilon=EPSILON,
+        dtype=CODES[dtype][0], images=images, channels=channels, groups=GROUPS, pixels=pixels, silu=1, epsilon=EPSILON,
         gamma=gamma.data_ptr(), beta=beta.data_ptr(),
     )  # fmt: skip
+    problem.threads, problem.split, problem.bulk = tactic or (0, 0, 0)
+    if library.onnxfuse_group_norm_supported(ctypes.byref(problem)):
+        return None
     room = torch.empty(int(workspace_of(ctypes.byref(problem))) + 16, dtype=torch.uint8, device="cuda")
 
     def launch(read: Sequence[int], written: Sequence[int], stream: int) -> int:
@@ -122,7 +130,8 @@ def group_norm(library: ctypes.CDLL, dtype: str, images: int, channels: int, pix
 
     shape = Shape(images * channels, pixels, f"{images}x{channels}x{pixels}", "large")
     elements = (images * channels * pixels,)
-    return Case("groupnorm_silu", dtype, shape, elements, elements, launch, reference)
+    name = "groupnorm_silu" + (f" by {' x '.join(map(str, tactic))}" if tactic else "")
+    return Case(name, dtype, shape, elements, elements, launch, reference)
 
 
 def linear(library: ctypes.CDLL, dtype: str, rows: int, width: int, columns: int, name: str, size: str, kind: str) -> Case:

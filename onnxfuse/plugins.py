@@ -63,7 +63,7 @@ OPS = (
     Op("BiasGelu", "X + bias, then GELU: erf, tanh or quick", None),
     Op("DepthwiseConvLayerNorm", "depthwise convolution + bias, then LayerNormalization over channels, channels last", None),
     Op("LayerNormPatches", "LayerNormalization over channels, channels last, its rows written as patches", MAX_WIDTH),
-    Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, then SiLU", None),
+    Op("GroupNormSilu", "GroupNormalization, scale and shift of each image's channels, with SiLU or without", None),
     Op(
         "Linear",
         "X W + bias with GELU, SiLU or ReLU, also as a gate; or residual + scale * (X W + bias), and LayerNorm",

@@ -1,10 +1,11 @@
-"""groupnorm_silu: GroupNormalization, scale and shift of each image's channels (FiLM) where they are there, and SiLU in one kernel.
+"""groupnorm_silu: GroupNormalization, scale and shift of each image's channels (FiLM) and SiLU, where they are there, in one kernel.
 
     y = silu(GroupNormalization(x, scale, bias))
     y = silu(GroupNormalization(x, scale, bias) * film_scale + film_shift)        film_scale, film_shift [N, C, 1, ...]
 
-When it wins: in diffusion U-Nets, where a runtime writes the normalised map to memory and reads it again for what follows. Source of the
-idea: the GroupNorm plugins of diffusion pipelines; "FiLM: Visual Reasoning with a General Conditioning Layer", Perez and others, 2017.
+When it wins: in diffusion U-Nets, where a runtime writes the normalised map to memory and reads it again for what follows. Without SiLU, as
+before the attention of such networks, it is the norm alone. Source of the idea: the GroupNorm plugins of diffusion pipelines; "FiLM: Visual
+Reasoning with a General Conditioning Layer", Perez and others, 2017.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class GroupNormSilu(Fusion):
     name = "groupnorm_silu"
     kind = "fused"
     needs = ("groupnorm", "silu")
-    patterns = (_silu(_FILM), _silu(_NORM))
+    anchor = "GroupNormalization"
+    patterns = (_silu(_FILM), _silu(_NORM), _FILM, _NORM)
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
@@ -67,7 +69,10 @@ class GroupNormSilu(Fusion):
         return match.node("norm").domain != DOMAIN and model.opset < groupnorm.NATIVE
 
     def variant(self, match: Match) -> str:
-        return "plain" if match.get("film_scale") is None else "film"
+        film = match.get("film_scale") is not None
+        if match.root.op == "Silu":
+            return "film" if film else "plain"
+        return "film_without_silu" if film else "without_silu"
 
     def rewrite(self, match: Match, new: Builder) -> gs.Node:
         x, attrs = match["x"], match.node("norm").attrs
@@ -77,7 +82,7 @@ class GroupNormSilu(Fusion):
         inputs = [x, *(self._for_channels(match, role, int(shape[1] or 0), groups, new) for role in ("scale", "bias"))]
         film = [match[role] for role in ("film_scale", "film_shift") if match.get(role) is not None]
         kept: dict[str, Any] = groupnorm.attributes(new.opset, groups, float(attrs.get("epsilon", 1e-5)), x)
-        name = "FilmGroupNormSilu" if film else "GroupNormSilu"
+        name = ("Film" if film else "") + ("GroupNormSilu" if match.root.op == "Silu" else "GroupNorm")
         return new.node(name, [*inputs, *film], [_norms.settle(match, x)], kept, stem=self.name, domain=DOMAIN)
 
     def _for_channels(self, match: Match, role: str, channels: int, groups: int, new: Builder) -> gs.Tensor:
@@ -90,12 +95,16 @@ class GroupNormSilu(Fusion):
 
     def functions(self, opset: int) -> tuple[onnx.FunctionProto, ...]:
         names, norm = groupnorm.attribute_names(opset), groupnorm.statements(opset, "X", "Scale", "Bias", "normalised")
-        silu = "gate = Sigmoid (z) Y = Mul (z, gate)"
-        film = "modulated = Mul (normalised, FilmScale) z = Add (modulated, FilmShift)"
-        return (
-            _bodies.define(opset, f"GroupNormSilu <{names}> (X, Scale, Bias) => (Y) {{ {norm} z = Identity (normalised) {silu} }}"),
-            _bodies.define(opset, f"FilmGroupNormSilu <{names}> (X, Scale, Bias, FilmScale, FilmShift) => (Y) {{ {norm} {film} {silu} }}"),
-        )
+        inputs, film_inputs = "X, Scale, Bias", "X, Scale, Bias, FilmScale, FilmShift"
+        film, as_it_is = "modulated = Mul (normalised, FilmScale) z = Add (modulated, FilmShift)", "z = Identity (normalised)"
+        silu, nothing = "gate = Sigmoid (z) Y = Mul (z, gate)", "Y = Identity (z)"
+        bodies = {
+            f"GroupNorm <{names}> ({inputs})": f"{as_it_is} {nothing}",
+            f"GroupNormSilu <{names}> ({inputs})": f"{as_it_is} {silu}",
+            f"FilmGroupNorm <{names}> ({film_inputs})": f"{film} {nothing}",
+            f"FilmGroupNormSilu <{names}> ({film_inputs})": f"{film} {silu}",
+        }
+        return tuple(_bodies.define(opset, f"{head} => (Y) {{ {norm} {body} }}") for head, body in bodies.items())
 
 
 def _refuse_parameter(value: gs.Tensor, role: str, channels: int, groups: int, per_group: bool, x: gs.Tensor) -> Refusal | None:

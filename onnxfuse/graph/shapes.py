@@ -718,7 +718,7 @@ def _where_value(walk: _Walk, node: gs.Node) -> Value | None:
 
 _UNCHANGED = """
     Abs BatchNormalization BiasGelu BiasGeluTanh BiasQuickGelu Cast CastLike Ceil Celu Clip Cos CumSum DepthwiseConvLayerNormLast
-    DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp FilmGroupNormSilu Floor Gelu GeluTanh GroupNormSilu GroupNormalization
+    DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp FilmGroupNorm FilmGroupNormSilu Floor Gelu GeluTanh GroupNorm GroupNormSilu GroupNormalization
     HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log LogSoftmax
     LpNormalization MeanVarianceNormalization Mish Neg Not PRelu QuantizeLinear QuickGelu RMSNormalization Reciprocal Relu Round
     ScatterElements ScatterND Selu Shrink Sigmoid Sign Silu Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu

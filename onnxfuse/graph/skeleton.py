@@ -139,10 +139,10 @@ def _only_number(tensor: onnx.TensorProto) -> int:
 
 
 def _stand_in(graph: GraphProto, version: int) -> dict[int, NodeProto]:
-    """onnx infers nothing for GroupNormalization of opset 18 (deprecated, but run everywhere): another operator of the same
-    types takes its place meanwhile. Returns the nodes to be put back, by index."""
+    """onnx infers nothing for GroupNormalization (of 18 to 20, deprecated, but run everywhere; from 21 on, for its types depend on its
+    context): another operator of the same types takes its place meanwhile. Returns the nodes to be put back, by index."""
     found: dict[int, NodeProto] = {}
-    if not 18 <= version < 21:
+    if version < 18:
         return found
     for i, node in enumerate(graph.node):
         if node.op_type == "GroupNormalization" and not node.domain:

@@ -12,6 +12,7 @@ namespace
 {
 constexpr int kMostInCluster = 16;
 constexpr int kMostParts = 1024;
+constexpr int kHeldBeside = 4; // vectors that a thread holds where the rest of a block's part is in shared memory
 
 // Channels of a block in channels-last: whole groups of whole vectors, 64 bytes or more where that divides the channels.
 int slab_of(OnnxfuseGroupNorm const& p, int vector, int element)
@@ -118,7 +119,10 @@ int shared_bytes(OnnxfuseGroupNorm const& p)
 {
     Sizes const sizes = sizes_of(p);
     if (p.bulk)
-        return static_cast<int>(std::min<int64_t>(INT32_MAX, 16 * ceil_div(sizes.whole, p.split) + 256 + 16 + 8 * (p.split + sizes.slab)));
+    {
+        int64_t const each = ceil_div(sizes.whole, p.split), shared = p.bulk == 2 ? std::max<int64_t>(0, each - kHeldBeside * p.threads) : each;
+        return static_cast<int>(std::min<int64_t>(INT32_MAX, 16 * shared + 256 + 16 + 8 * (p.split + sizes.slab)));
+    }
     if (!p.channels_last)
         return 256 + 8 * (p.split + sizes.slab);
     int const groups = sizes.slab / (p.channels / p.groups);
@@ -130,7 +134,7 @@ GroupNormArgs<T> args_of(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* w
 {
     return {static_cast<T const*>(p.input), static_cast<T const*>(p.gamma), static_cast<T const*>(p.beta), static_cast<T const*>(p.film_scale),
         static_cast<T const*>(p.film_shift), static_cast<T*>(p.output), static_cast<float2*>(workspace), p.images, p.channels, p.groups, p.pixels, sizes.slab,
-        p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.epsilon};
+        p.split, static_cast<int>(ceil_div(sizes.whole, p.split)), p.epsilon, p.silu != 0};
 }
 
 template <typename T, int kPerThread, Part kPart>
@@ -150,18 +154,18 @@ cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspa
     return launch_cluster(group_norm_planar<T, kVector, kPerThread, kPart>, args, blocks, p.threads, bytes, cluster, p.early != 0, stream);
 }
 
-template <typename T>
+template <typename T, int kHeld>
 cudaError_t launch_bulk(OnnxfuseGroupNorm const& p, Sizes const& sizes, cudaStream_t stream)
 {
     int64_t const blocks = int64_t{p.images} * p.groups * p.split;
-    return launch_cluster(group_norm_bulk<T>, args_of<T>(p, sizes, nullptr), blocks, p.threads, shared_bytes(p), p.split, p.early != 0, stream);
+    return launch_cluster(group_norm_bulk<T, kHeld>, args_of<T>(p, sizes, nullptr), blocks, p.threads, shared_bytes(p), p.split, p.early != 0, stream);
 }
 
 template <typename T>
 cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspace, cudaStream_t stream)
 {
     if (p.bulk)
-        return launch_bulk<T>(p, sizes, stream);
+        return p.bulk == 2 ? launch_bulk<T, kHeldBeside>(p, sizes, stream) : launch_bulk<T, 0>(p, sizes, stream);
     if (!p.two_kernels)
         return p.per_thread == 2 ? launch<T, 2, Part::kAll>(p, sizes, workspace, stream) : launch<T, 8, Part::kAll>(p, sizes, workspace, stream);
     cudaError_t const status = launch<T, 8, Part::kStatistics>(p, sizes, workspace, stream);
@@ -171,7 +175,7 @@ cudaError_t launch(OnnxfuseGroupNorm const& p, Sizes const& sizes, void* workspa
 bool supported(OnnxfuseGroupNorm const& p)
 {
     int const element = p.dtype == 0 ? 4 : 2;
-    return p.images >= 0 && p.channels >= 0 && p.groups >= 1 && p.pixels >= 0 && p.channels % p.groups == 0 && (!p.channels_last || p.channels * element % 16 == 0) && int64_t{p.channels} / p.groups * p.pixels <= INT32_MAX && p.threads >= 0
+    return (p.silu == 0 || p.silu == 1) && p.bulk >= 0 && p.bulk <= 2 && p.images >= 0 && p.channels >= 0 && p.groups >= 1 && p.pixels >= 0 && p.channels % p.groups == 0 && (!p.channels_last || p.channels * element % 16 == 0) && int64_t{p.channels} / p.groups * p.pixels <= INT32_MAX && p.threads >= 0
         && p.threads <= kNormThreads && p.threads % 32 == 0 && (p.per_thread == 0 || p.per_thread == 2 || p.per_thread == 8) && p.split >= 0 && p.split <= (p.two_kernels ? kMostParts : kMostInCluster);
 }
 } // namespace

@@ -1,4 +1,4 @@
-// GroupNorm + scale and shift + SiLU. Blocks read their part once and keep it in registers; each finds the mean and the squared
+// GroupNorm + scale and shift (+ SiLU). Blocks read their part once and keep it in registers; each finds the mean and the squared
 // distances from it of what it holds (two passes), and the parts are merged: M2 = sum M2_i + n_i (mean_i - mean)^2 (Chan, Golub, LeVeque
 // 1979). The blocks that share groups are a cluster and merge through its shared memory; without clusters, or for more than a cluster
 // holds, one kernel writes the parts to the workspace and another reads the input again.
@@ -38,7 +38,16 @@ struct GroupNormArgs
     int split;
     int per_block; // vectors (channels first) or pixels (channels last) of a block
     float epsilon;
+    bool silu;
 };
+
+// What a vector becomes at last.
+template <typename T, int N>
+__device__ __forceinline__ void end_of_norm(GroupNormArgs<T> const& args, float (&x)[N])
+{
+    if (args.silu)
+        activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+}
 
 // Sums values over a block: all threads get the sums, in a fixed order. `shared`: N * 32 floats, this call's own.
 template <int N>
@@ -228,7 +237,7 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_planar(GroupNormAr
 #pragma unroll
             for (int j = 0; j < kVector; ++j)
                 x[j] = fmaf(x[j], line.x, line.y);
-            activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+            end_of_norm(args, x);
             pack(x, held[i]);
             store(args.output, base + at, held[i]);
         }
@@ -373,7 +382,7 @@ __global__ void __launch_bounds__(kNormThreads, 1) group_norm_last(GroupNormArgs
 #pragma unroll
             for (int j = 0; j < kVector; ++j)
                 x[j] = fmaf(x[j], a[j], b[j]);
-            activate_each<Activation::kSilu, sizeof(T) == 2>(x);
+            end_of_norm(args, x);
             pack(x, held[i]);
             store(args.output + base + int64_t{pixel} * args.channels, column, held[i]);
         }

@@ -1,4 +1,4 @@
-// C launcher of GroupNorm + scale and shift + SiLU.
+// C launcher of GroupNorm + scale and shift, with SiLU or without.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 extern "C"
 {
-// output = silu((normalised * gamma[c] + beta[c]) * film_scale[n, c] + film_shift[n, c]), normalised over a group's channels
-// and all pixels. All tensors of one element type, in device memory, at multiples of 16 bytes.
+// output = silu((normalised * gamma[c] + beta[c]) * film_scale[n, c] + film_shift[n, c]), or that without silu; normalised over a group's
+// channels and all pixels. All tensors of one element type, in device memory, at multiples of 16 bytes.
 struct OnnxfuseGroupNorm
 {
     int32_t dtype;          // onnxfuse::Dtype
@@ -18,6 +18,7 @@ struct OnnxfuseGroupNorm
     int32_t groups;
     int32_t pixels;
     int32_t channels_last;  // 0: [n, c, pixels]; 1: [n, pixels, c]
+    int32_t silu;           // 1, or 0: without
     float epsilon;
     void const* input;
     void const* gamma;      // [channels], or null: ones
@@ -29,7 +30,8 @@ struct OnnxfuseGroupNorm
     int32_t threads;        // of a block
     int32_t per_thread;     // vectors that a thread holds: 2, or 8 as two kernels always do
     int32_t split;          // blocks that share a group: in a cluster up to 16, or in two kernels (then at least as many as hold a group)
-    int32_t bulk;           // 1: a block's part in shared memory (compute capability 9.0, channels first, pixels whole vectors)
+    int32_t bulk;           // 1: a block's part in shared memory (compute capability 9.0, channels first, pixels whole vectors); 2: 4 vectors
+                            // of each thread in registers, the rest in shared memory, so that two blocks with much are on a multiprocessor
     int32_t two_kernels;    // 1: statistics by one kernel, the output by another
     int32_t early;          // 1: may start before the kernel before it in the stream has ended; only weights are read until then
 };

@@ -1,4 +1,4 @@
-// GroupNormSilu: inputs X [N, C, ...], Scale, Bias [C] and, with film, FilmScale, FilmShift [N, C, 1, ...]. Output as X.
+// GroupNormSilu: inputs X [N, C, ...], Scale, Bias [C] and, with film, FilmScale, FilmShift [N, C, 1, ...]. Output as X. silu 0: without SiLU.
 #include "../common/tactics.h"
 #include "launch.h"
 
@@ -13,7 +13,8 @@ public:
     static std::vector<nvinfer1::PluginField> const& fields()
     {
         static std::vector<nvinfer1::PluginField> const known{{"epsilon", nullptr, nvinfer1::PluginFieldType::kFLOAT32, 1},
-            {"num_groups", nullptr, nvinfer1::PluginFieldType::kINT32, 1}, {"film", nullptr, nvinfer1::PluginFieldType::kINT32, 1}};
+            {"num_groups", nullptr, nvinfer1::PluginFieldType::kINT32, 1}, {"film", nullptr, nvinfer1::PluginFieldType::kINT32, 1},
+            {"silu", nullptr, nvinfer1::PluginFieldType::kINT32, 1}};
         return known;
     }
 
@@ -21,6 +22,7 @@ public:
         : epsilon_(checked_epsilon(fields))
         , groups_(fields.integer("num_groups", 0, 0, 1 << 20))
         , film_(fields.integer("film", 0, 0, 1))
+        , silu_(fields.integer("silu", 1, 0, 1))
     {
         if (groups_ < 1)
             refuse("field 'num_groups' is %d; it must be 1 or more", groups_);
@@ -32,11 +34,11 @@ public:
     }
     std::vector<nvinfer1::PluginField> state() const
     {
-        return {state_field("epsilon", epsilon_), state_field("num_groups", groups_), state_field("film", film_)};
+        return {state_field("epsilon", epsilon_), state_field("num_groups", groups_), state_field("film", film_), state_field("silu", silu_)};
     }
     std::string key() const
     {
-        return "onnxfuse 1 GroupNormSilu groups=" + std::to_string(groups_) + " film=" + std::to_string(film_);
+        return "onnxfuse 1 GroupNormSilu groups=" + std::to_string(groups_) + " film=" + std::to_string(film_) + " silu=" + std::to_string(silu_);
     }
 
     static std::vector<Problem> const& tactics()
@@ -57,6 +59,8 @@ public:
             add(512, 16, 0, 0);
             add(256, 0, 0, 1);
             add(512, 0, 0, 1);
+            for (int const split : {4, 8, 16})
+                add(512, split, 2, 0);
             return made;
         }();
         return all;
@@ -126,6 +130,7 @@ public:
         p.pixels = extent(pixels, "the number of pixels");
         p.channels_last = inputs[0].format == nvinfer1::TensorFormat::kHWC8;
         p.epsilon = epsilon_;
+        p.silu = silu_;
         return p;
     }
     void place(Problem& p, void const* const* inputs, void* const* outputs) const
@@ -139,6 +144,7 @@ private:
     float epsilon_;
     int32_t groups_;
     int32_t film_;
+    int32_t silu_;
 };
 
 static Registration<GroupNormSilu> const registration;

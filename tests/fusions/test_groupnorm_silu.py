@@ -24,6 +24,7 @@ def model(
     elem: int = TensorProto.FLOAT,
     dtype: Any = np.float32,
     film_shape: Any = ("N", C, 1, 1),
+    activated: bool = True,
 ) -> onnx.ModelProto:
     net = Net(opset)
     rng = np.random.default_rng(5)
@@ -47,19 +48,21 @@ def model(
     if film:
         y = net.op("Add", net.op("Mul", y, "a"), "b")
         inputs += [value("a", film_shape, elem), value("b", film_shape, elem)]
-    net.op("Mul", y, net.op("Sigmoid", y), out="y")
-    # Inference of the native operator gives no type, so exporters state it.
-    stated = [value(name, ("N", C, 5, 3), elem) for node in net.nodes if node.op_type == "GroupNormalization" for name in node.output]
-    return net.model(inputs, [value("y", ("N", C, 5, 3), elem)], value_info=stated)
+    if activated:
+        net.op("Mul", y, net.op("Sigmoid", y), out="y")
+    else:
+        net.nodes[-1].output[0] = "y"
+    return net.model(inputs, [value("y", ("N", C, 5, 3), elem)])
 
 
-def reference(x: np.ndarray, proto: onnx.ModelProto, film: bool) -> np.ndarray:
+def reference(x: np.ndarray, proto: onnx.ModelProto, film: bool, activated: bool = True) -> np.ndarray:
     held = [onnx.numpy_helper.to_array(t).astype(np.float64).reshape(-1) for t in proto.graph.initializer]
     scale, bias = (np.repeat(v, C // len(v))[:, None, None] for v in held[-2:])
     grouped = x.astype(np.float64).reshape(len(x), G, -1)
     centred = grouped - grouped.mean(-1, keepdims=True)
     y = (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)).reshape(x.shape) * scale + bias
-    return silu(y * FILM["a"] + FILM["b"] if film else y)
+    y = y * FILM["a"] + FILM["b"] if film else y
+    return silu(y) if activated else np.asarray(y)
 
 
 @pytest.mark.parametrize("film", [False, True])
@@ -80,6 +83,29 @@ def test_the_operator(opset: int) -> None:
     assert ops(fused) == ["onnxfuse::GroupNormSilu"]
     assert names(sites) == ["silu", "groupnorm_silu"]
     np.testing.assert_allclose(run(fused, {"x": X})[0], reference(X, original, False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("film", [False, True])
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("opset", [9, 17, 18, 20, 21, NEWEST])
+def test_without_silu(opset: int, native: bool, film: bool) -> None:
+    if native and opset < 18:
+        return
+    feeds = {"x": X, **(FILM if film else {})}
+    original = model(opset, native=native, film=film, activated=False)
+    fused, sites, _ = check(original, feeds)
+    assert ops(fused) == ["onnxfuse::FilmGroupNorm" if film else "onnxfuse::GroupNorm"]
+    assert sites[-1] == ("groupnorm_silu", "film_without_silu" if film else "without_silu")
+    np.testing.assert_allclose(run(fused, feeds)[0], reference(X, original, film, False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21, NEWEST])
+def test_the_operator_with_film(opset: int) -> None:
+    feeds = {"x": X, **FILM}
+    original = model(opset, native=True, film=True)
+    fused, _, _ = check(original, feeds)
+    assert ops(fused) == ["onnxfuse::FilmGroupNormSilu"]
+    np.testing.assert_allclose(run(fused, feeds)[0], reference(X, original, True), rtol=1e-4, atol=1e-5)
 
 
 def test_a_constant_target() -> None:
@@ -106,9 +132,9 @@ def test_bfloat16() -> None:
 def test_what_is_not_one_value_for_each_channel_of_each_image(shape: Any) -> None:
     sizes = [2 if size == "N" else size for size in shape]
     feeds = {"x": X, "a": random(*sizes, seed=1), "b": random(*sizes, seed=2)}
-    _, sites, misses = check(model(film=True, film_shape=shape), feeds)
-    assert "groupnorm_silu" not in names(sites)
-    assert any("is not proved to be one value for each channel of each image" in miss.reason for miss in misses), misses
+    fused, sites, _ = check(model(film=True, film_shape=shape), feeds)
+    assert [variant for name, variant in sites if name == "groupnorm_silu"] == ["without_silu"]
+    assert ops(fused) == ["onnxfuse::GroupNorm", "Mul", "Add", "onnxfuse::Silu"]
 
 
 def test_a_negative_epsilon_is_left() -> None:
@@ -124,9 +150,9 @@ def test_a_norm_that_others_read_is_kept() -> None:
     original = model(21, native=True)
     norm = next(node for node in original.graph.node if node.op_type == "GroupNormalization")
     original.graph.output.append(value(norm.output[0], ["N", C, 5, 3]))
-    _, sites, misses = check(original, {"x": X})
-    assert "groupnorm_silu" not in names(sites)
-    assert any("is also read by a graph output" in miss.reason for miss in misses), misses
+    fused, sites, _ = check(original, {"x": X})
+    assert sites[-1] == ("groupnorm_silu", "without_silu")
+    assert sorted(ops(fused)) == ["onnxfuse::GroupNorm", "onnxfuse::Silu"]
 
 
 @pytest.mark.parametrize(("opset", "channels"), [(18, 1 << 40), (18, 1 << 21)])

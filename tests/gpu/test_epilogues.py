@@ -20,7 +20,8 @@ from onnxfuse import pipeline
 from onnxfuse.engine import build as building
 from onnxfuse.engine.run import Engine
 from tests.fusions import convnext, test_groupnorm_silu
-from tests.fusions.helpers import random, run
+from tests.fusions.convnext import weights
+from tests.fusions.helpers import Net, random, run, value
 from tests.plugins import epilogues, kernels
 
 Depthwise, GroupNorm, Linear = epilogues.DepthwiseCase, epilogues.GroupNormCase, epilogues.LinearCase
@@ -81,6 +82,36 @@ def test_linear(rows: int, width: int, columns: int, dtype: str, launchers: Any,
     check(launchers, memory, Linear(dtype, rows, width, columns, scale=True, residual=True), *tactics)
 
 
+@DTYPES
+def test_group_norm_in_registers_and_shared_memory(dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"threads": 512, "split": split, "bulk": 2} for split in (2, 4, 8, 16)]
+    for images, channels, pixels in ((1, 320, 4096), (1, 128, 65536), (1, 64, 131072)):
+        for silu in (False, True):
+            check(launchers, memory, GroupNorm(dtype, images, channels, 32, pixels, silu=silu), *tactics)
+
+
+@HALVES
+@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 768, 4096), (197, 384, 1200), (1000, 320, 2560)])
+def test_one_product_gates_the_other(rows: int, width: int, columns: int, dtype: str, launchers: Any, memory: Any) -> None:
+    tactics = [{"tile_rows": 64, "tile_columns": 64, "split": split, "hopper": hopper} for split in (1, 2, 4, 8) for hopper in (0, 1)]
+    tactics += [{"tile_columns": each, "hopper": 1} for each in (128, 256)]
+    tactics += [{"tile_rows": 32, "tile_columns": 64, "split": 4}, {"tile_rows": 128, "tile_columns": 128}]
+    check(launchers, memory, Linear(dtype, rows, width, columns, "silu", ending="gated"), *tactics)
+
+
+@HALVES
+@pytest.mark.parametrize(("width", "columns"), [(96, 96), (384, 96), (192, 192), (1024, 256)])
+@pytest.mark.parametrize("rows", [1, 49, 3136])
+def test_norm_of_what_is_summed(rows: int, width: int, columns: int, dtype: str, launchers: Any, memory: Any) -> None:
+    tiles = [(32, 128, 3), (64, 128, 3), (32, 256, 2), (32, 256, 3)]
+    tactics = [
+        {"tile_rows": down, "tile_columns": across, "stages": stages, "split": split}
+        for down, across, stages in tiles
+        for split in (1, 2, 4, 8)
+    ]
+    check(launchers, memory, Linear(dtype, rows, width, columns, scale=True, residual=True, ending="norm"), *tactics)
+
+
 @HALVES
 def test_what_the_benchmark_times(dtype: str, launchers: Any, memory: Any) -> None:
     """The benchmark's own reference, by torch in float32; a stage's blocks start early there."""
@@ -122,3 +153,42 @@ def test_an_engine_with_these_plugins(name: str, launchers: Any, tmp_path: Path)
             feeds = {x: random(batch, *shape, seed=batch, dtype=np.float16) for x, shape in shapes.items()}
             (got,), (want,) = loaded.run(feeds).values(), run(original, feeds)
             np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-2, atol=2e-2)
+
+
+def _all_forms() -> onnx.ModelProto:
+    """What a product, and what a GroupNorm, can end in: each form once, and some read by others."""
+    net, half, k = Net(18), TensorProto.FLOAT16, 64
+    product = net.op("Add", net.op("MatMul", "x", weights(net, k, k)), weights(net, k, seed=2))
+    total = net.op("Add", net.op("Mul", product, weights(net, k, seed=3)), "r")
+    rows = net.op("LayerNormalization", total, weights(net, k, seed=4), weights(net, k, seed=5), axis=-1)
+    gate, passes = (net.op("MatMul", rows, weights(net, k, 2 * k, seed=seed)) for seed in (6, 7))
+    gated = net.op("Mul", net.op("Mul", gate, net.op("Sigmoid", gate)), passes)
+    net.op("Split", net.op("MatMul", total, weights(net, k, 2 * k, seed=8)), out=["passes", "gate"], axis=-1, num_outputs=2)
+    net.op("Mul", "passes", net.op("Relu", "gate"), out="halves")
+    dense = net.op("Relu", net.op("Gemm", "flat", weights(net, k, k, seed=9), weights(net, k, seed=10), transB=1))
+    normed = net.op("GroupNormalization", "map", weights(net, 4, seed=11), weights(net, 4, seed=12), num_groups=4)
+    net.op("Add", net.op("Mul", normed, "a"), "b", out="film")
+    inputs = {"x": (7, k), "r": (7, k), "flat": (k,), "map": (16, 8, 6), "a": (16, 1, 1), "b": (16, 1, 1)}
+    outputs = {total: (7, k), gated: (7, 2 * k), "halves": (7, k), dense: (k,), "film": (16, 8, 6)}
+    return net.model(
+        [value(name, ("N", *shape), half) for name, shape in inputs.items()],
+        [value(name, ("N", *shape), half) for name, shape in outputs.items()],
+    )
+
+
+def test_an_engine_with_every_form(launchers: Any, tmp_path: Path) -> None:
+    original = _all_forms()
+    shapes = {given.name: [dim.dim_value for dim in given.type.tensor_type.shape.dim[1:]] for given in original.graph.input}
+    source, fused, engine = (tmp_path / each for each in ("source.onnx", "fused.onnx", "fused.engine"))
+    onnx.save(original, source)
+    pipeline.optimize(source, fused, policy="all", check=False)
+    ranges = [f"{name}:" + "..".join("x".join(map(str, (batch, *shape))) for batch in (1, 3, 8)) for name, shape in shapes.items()]
+    made = building.build(fused, engine, shapes=ranges)
+    assert set(made.plugins.ops) == {"LinearLayerNorm", "LinearSwiglu", "LinearReglu", "LinearRelu", "FilmGroupNorm"}
+    with Engine.load(engine) as loaded:
+        for batch in (1, 3, 8):
+            feeds = {name: random(batch, *shape, seed=batch, dtype=np.float16) for name, shape in shapes.items()}
+            got = loaded.run(feeds)
+            for output, want in zip(original.graph.output, run(original, feeds), strict=True):
+                near = 1e-2 * np.abs(want.astype(np.float32)).max()
+                np.testing.assert_allclose(got[output.name].astype(np.float32), want.astype(np.float32), rtol=2e-2, atol=near)

@@ -95,6 +95,7 @@ class GroupNormCase:
     pixels: int = 64
     last: bool = False
     film: bool = False
+    silu: bool = True
     affine: bool = True
     mean: float = 0.0
     tactic: dict[str, int] = field(default_factory=dict)
@@ -111,8 +112,8 @@ class GroupNormCase:
         if self.film:
             given["film_scale"], given["film_shift"] = ((0.3 * rng.standard_normal((n, c))).astype(dtype) for _ in range(2))
             y = y * given["film_scale"].astype(np.float64)[:, :, None] + given["film_shift"].astype(np.float64)[:, :, None]
-        y = activated("silu", y)
-        sizes = {"dtype": code, "images": n, "channels": c, "groups": self.groups, "pixels": p}
+        y = activated("silu", y) if self.silu else y
+        sizes = {"dtype": code, "images": n, "silu": int(self.silu), "channels": c, "groups": self.groups, "pixels": p}
         problem = GroupNorm(**sizes, channels_last=int(self.last), epsilon=1e-5, **self.tactic)
         return problem, given, y.transpose(0, 2, 1) if self.last else y
 

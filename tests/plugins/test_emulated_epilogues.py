@@ -85,6 +85,26 @@ def test_group_norm_by_one_copy(dtype: str, launchers: Any) -> None:
     check(launchers, GroupNorm(dtype, 1, 48, 2, 24, mean=10.0, tactic={"threads": 32, "split": 8, "bulk": 1}))
 
 
+@DTYPES
+def test_group_norm_in_registers_and_shared_memory(dtype: str, launchers: Any) -> None:
+    """Parts that registers hold alone, that need both, and blocks that have little or nothing."""
+    for split in (1, 2, 4, 8):
+        tactic = {"threads": 32, "split": split, "bulk": 2}
+        check(launchers, GroupNorm(dtype, channels=40, groups=4, tactic=tactic))
+        check(launchers, GroupNorm(dtype, 1, 24, 2, 440, film=True, mean=5.0, tactic=tactic))
+    check(launchers, GroupNorm(dtype, 1, 8, 1, 8, silu=False, tactic={"threads": 32, "split": 8, "bulk": 2}))
+
+
+@DTYPES
+@pytest.mark.parametrize("film", [False, True])
+def test_group_norm_without_silu(film: bool, dtype: str, launchers: Any) -> None:
+    for last in (False, True):
+        check(launchers, GroupNorm(dtype, channels=40, groups=4, last=last, film=film, silu=False))
+        two_kernels = {"threads": 64, "split": 20, "two_kernels": 1}
+        check(launchers, GroupNorm(dtype, groups=4, pixels=300, last=last, film=film, silu=False, tactic=two_kernels))
+    check(launchers, GroupNorm(dtype, pixels=96, film=film, silu=False, tactic={"threads": 64, "split": 4, "bulk": 1}))
+
+
 @HALVES
 @pytest.mark.parametrize("tile", [(32, 64), (64, 64), (128, 128)])
 def test_linear_of_any_size(tile: tuple[int, int], dtype: str, launchers: Any) -> None:
@@ -203,6 +223,8 @@ def test_bad_arguments_are_refused(launchers: Any) -> None:
     assert linear(ending=2, hopper=1, tile_columns=128) == bad
     assert group_norm(groups=3) == bad
     assert group_norm(threads=33) == bad
+    assert group_norm(silu=2) == bad
+    assert group_norm(bulk=3) == bad
     assert group_norm(pixels=0, input=None) == kernels.SUCCESS
 
 

@@ -114,7 +114,7 @@ def test_real_registry(version: str, tensorrt: Callable[[str], Any], library: Ca
         "BiasGelu": ["approximate"],
         "DepthwiseConvLayerNorm": ["epsilon", "channels_last"],
         "LayerNormPatches": ["epsilon", "patch", "channels_first"],
-        "GroupNormSilu": ["epsilon", "num_groups", "film"],
+        "GroupNormSilu": ["epsilon", "num_groups", "film", "silu"],
         "Linear": ["activation", "residual", "gated", "norm", "epsilon", "outputs"],
         "LSTMSequence": [*RECURRENCE, *(f"has_{part}{number}" for number in (1, 2, 3, 4) for part in "bhc")],
         "FusedAttention": list(ATTENTION),
