@@ -22,6 +22,7 @@ _ELEMENT = {
     "int64": TensorProto.INT64,
     "bool": TensorProto.BOOL,
 }
+_QUANTIZATIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _WHOLE_ATTRIBUTES = frozenset({"fmod", "detect_negative", "detect_positive"})
 # Clip's bounds, the axes of ReduceSum, those of the other reductions became inputs; Gelu and RMSNormalization became operators.
 _CLIP_INPUTS, _SUM_AXES, _AXES, _GELU, _LAYER_NORM, _RMS_NORM = 11, 13, 18, 20, 17, 23
@@ -36,10 +37,13 @@ def function(given: Expression, opset: int, domain: str) -> onnx.FunctionProto:
     """The definition of `op_type(given)`, importing version `opset` of the standard operators."""
     names = [f"x{value}" for value in range(len(given.inputs))] + [f"v{value}" for value in range(len(given.inputs), len(given.types))]
     writer = _Writer(opset)
+    by_axis = any(one.op in _QUANTIZATIONS and given.axes_of(one.operands[1]) for one in given.steps)
     for value, one in enumerate(given.steps, start=len(given.inputs)):
         operands = ["" if operand == ABSENT else names[operand] for operand in one.operands]
-        if one.op in ("QuantizeLinear", "DequantizeLinear"):
-            writer.quantization(one, operands, names[value], given, value)
+        if one.op in _QUANTIZATIONS and by_axis:
+            writer.by_axis(one, operands, names[value], given.types[one.operands[1]])
+        elif one.op in _QUANTIZATIONS:
+            writer.quantization(one, operands, names[value], (given.types[one.operands[0]], given.types[value]))
         else:
             writer.step(one, operands, names[value], given.types[one.operands[0]] if one.operands else "")
     return helper.make_function(
@@ -86,20 +90,33 @@ class _Writer:
                 attributes["fmod"] = 1 if dtype.startswith(("float", "bfloat")) else attributes["fmod"]
             self.node(one.op, operands, result, **attributes)
 
-    def quantization(self, one: Step, operands: Sequence[str], result: str, given: Expression, value: int) -> None:
-        """As it was: with a scale for all, or one of a single axis, which is that of the operand."""
-        kind = given.types[value if one.op == "QuantizeLinear" else one.operands[0]]
-        axes = given.axes_of(one.operands[1])
-        scale, attributes = operands[1], {}
-        if axes:
-            attributes["axis"] = next(iter(axes)) - given.rank
-            scale = self.node("Reshape", [scale, self.constant(f"{result}_one_axis", [-1], "int64")], f"{result}_scale")
+    def quantization(self, one: Step, operands: Sequence[str], result: str, kinds: tuple[str, str]) -> None:
+        """As it was, by one scale. kinds: of the first operand and of the result."""
+        kind = kinds[0] if one.op == "DequantizeLinear" else kinds[1]
         zeros = numpy_helper.from_array(np.asarray(one.get("zero"), kind), f"{result}_zero")
         zero = self.node("Constant", [], f"{result}_zero", value=zeros)
-        if axes:
-            shape = self.node("Shape", [scale], f"{result}_count")
-            zero = self.node("Expand", [zero, shape], f"{result}_zeros")
-        self.node(one.op, [operands[0], scale, zero], result, **attributes)
+        self.node(one.op, [*operands, zero], result)
+
+    def by_axis(self, one: Step, operands: Sequence[str], result: str, dtype: str) -> None:
+        """By the scales of an axis: in float32, as the operators have a scale of one axis, and constants of its length, which an expression
+        does not know. dtype: of the scale."""
+        wide = [
+            x if dtype == "float32" else self.node("Cast", [x], f"{result}_wide{at}", to=TensorProto.FLOAT) for at, x in enumerate(operands)
+        ]
+        zero = self.constant(f"{result}_zero", one.get("zero"), "float32")
+        if one.op == "DequantizeLinear":
+            last = result if dtype == "float32" else f"{result}_y"
+            self.node("Mul", [self.node("Sub", [operands[0], zero], f"{result}_steps"), wide[1]], last)
+            if last != result:
+                self.node("Cast", [last], result, to=_ELEMENT[dtype])
+            return
+        steps = self.node(
+            "Add", [self.node("Round", [self.node("Div", wide, f"{result}_exact")], f"{result}_steps"), zero], f"{result}_moved"
+        )
+        low, high = (self.constant(f"{result}_{end}", one.get(end), "float32") for end in ("low", "high"))
+        self.node(
+            "Where", [self.node("IsNaN", [steps], f"{result}_nan"), low, self.node("Clip", [steps, low, high], f"{result}_in")], result
+        )
 
     def clip(self, operands: Sequence[str], result: str, dtype: str) -> None:
         if self.opset >= _CLIP_INPUTS:

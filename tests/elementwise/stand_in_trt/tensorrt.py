@@ -1,4 +1,4 @@
-"""A stand-in for TensorRT on the stand-in for the driver: an engine copies its first input to every output, whoever computes it.
+"""A stand-in for TensorRT on the stand-in for the driver: an engine copies its largest input to every output, whoever computes it.
 
 STAND_IN_TRT plants a fault in engines with generated kernels: "wrong" leaves outputs as they are, "crash" ends the process that builds one.
 """
@@ -129,10 +129,11 @@ class _Context:
         engine = self.engine
         if os.environ.get("STAND_IN_TRT") == "wrong" and engine.fused:
             return True
-        first = engine.inputs[0]
+        sizes = {name: math.prod(engine.shapes[name]) * _SIZES[engine.kinds[name]] for name in engine.names}
+        source = max(engine.inputs, key=lambda name: sizes[name])
         for name in engine.names[len(engine.inputs) :]:
-            size = math.prod(engine.shapes[name]) * _SIZES[engine.kinds[name]]
-            assert size <= math.prod(engine.shapes[first]) * _SIZES[engine.kinds[first]]
-            to, source = (ctypes.c_void_p(self.addresses[one]) for one in (name, first))
-            self.cuda.cuMemcpyDtoDAsync_v2(to, source, ctypes.c_size_t(size), ctypes.c_void_p(stream))
+            for start in range(0, sizes[name], sizes[source]):
+                to, given = ctypes.c_void_p(self.addresses[name] + start), ctypes.c_void_p(self.addresses[source])
+                size = ctypes.c_size_t(min(sizes[source], sizes[name] - start))
+                self.cuda.cuMemcpyDtoDAsync_v2(to, given, size, ctypes.c_void_p(stream))
         return True
