@@ -153,7 +153,7 @@ static std::string written(PluginFieldCollection const* fields)
 
 static void interfaces(Loaded const& library)
 {
-    EXPECT(library.count == 12);
+    EXPECT(library.count == 13);
     for (char const* name : {"SkipLayerNormalization", "SkipRMSNormalization", "BiasGelu"})
     {
         IPluginCreatorV3One* const creator = library.creator(name);

@@ -33,6 +33,8 @@ EXPORTS = {
     "onnxfuse_launch_encoder",
     "onnxfuse_launch_error",
     "onnxfuse_launch_group_norm",
+    "onnxfuse_launch_layernorm_patches",
+    "onnxfuse_layernorm_patches_supported",
     "onnxfuse_launch_linear",
     "onnxfuse_launch_recurrence",
     "onnxfuse_launch_skip_layernorm",
@@ -93,7 +95,7 @@ def test_no_kernel_spills(sm: int, library: Callable[[int], plugins.Library]) ->
     products = {"depthwise_layernorm_band", "linear", "linear_group", "linear_hopper"}
     epilogues = {"depthwise_layernorm", "group_norm_bulk", "group_norm_last", "group_norm_planar", *products}
     encoders = {"encoder::encode", *(["encoder::Patience::give_up"] if sm == 90 else [])}  # elsewhere there is nothing in it
-    small = {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "rotary", "join_attention"}
+    small = {"skip_layernorm", "skip_rmsnorm", "bias_gelu", "rotary", "join_attention", "layernorm_patches", "layernorm_patches_planar"}
     assert stems == {*small, *encoders, *recurrent, *epilogues, *attention}
     assert {"skip_layernorm<half, 8, 3>", "skip_rmsnorm<bfloat16, 8, 4>", "bias_gelu<float, 4, 0>"} <= {use.name for use in kernels}
     for use in kernels:
