@@ -32,10 +32,10 @@ from onnxfuse.fusions import (
 from onnxfuse.fusions.base import KINDS, Fusion
 
 BUILT_IN: tuple[Fusion, ...] = (
+    groupnorm.FUSION,  # before the norm of rows, which one of its groups is
     layernorm.FUSION,
     rmsnorm.FUSION,
     gelu.FUSION,
-    groupnorm.FUSION,
     silu.FUSION,
     conv_bias.FUSION,
     conv_bn.FUSION,

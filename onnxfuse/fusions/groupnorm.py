@@ -1,9 +1,10 @@
-"""groupnorm: a GroupNormalization that an exporter spelled around InstanceNormalization becomes one node.
+"""groupnorm: a GroupNormalization that an exporter spelled around InstanceNormalization, or out, becomes one node.
 
     y = (x - mean) / sqrt(variance + epsilon) * scale + bias        statistics over each of num_groups groups of channels and all positions
 
 When it wins: always, as the first step for others. Spelled out it is Reshape to [N, groups, -1], InstanceNormalization, Reshape back,
-Mul and Add; as one node its statistics stay in float32 whatever the precision of the model. Formula and names: ONNX
+Mul and Add; or, in place of InstanceNormalization, the mean, the variance and what follows from them, over [N, groups, -1] or
+[N, groups, C / groups, -1]. As one node its statistics stay in float32 whatever the precision of the model. Formula and names: ONNX
 GroupNormalization, version 21, with scale and bias for each channel. Below that version the node is of domain onnxfuse. The
 GroupNormalization of version 18 has a scale for each group, is deprecated and is left as it is.
 """
@@ -20,7 +21,7 @@ import onnx_graphsurgeon as gs
 from onnxfuse.fusions import _bodies, _folding, _norms
 from onnxfuse.fusions._folding import Array
 from onnxfuse.fusions.base import Builder, Fusion, Match, Refusal
-from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Pattern, const, op, producer, tensor
+from onnxfuse.fusions.pattern import DOMAIN, STANDARD, Pattern, const, either, is_close, maybe, op, producer, tensor
 from onnxfuse.graph import query
 from onnxfuse.graph.model import Model
 
@@ -32,10 +33,26 @@ _FROM_ATTRIBUTE = 12
 _INTEGERS = 9
 
 
+def _by_moments(grouped: Pattern) -> Pattern:
+    """(x - mean) / sqrt(variance + epsilon), in float32 between casts or not."""
+    x = maybe("Cast", grouped)
+    mean = op("ReduceMean", x, rest=True, out="mean")
+    deviation = either(op("Sub", x, mean, out="centered"), op("Sub", x, mean))
+    square = either(op("Pow", deviation, const("two", 2.0)), op("Mul", deviation, deviation))
+    total = op("ReduceSum", square, rest=True, out="total")
+    variance = either(
+        op("ReduceMean", square, rest=True, out="variance"), op("Div", total, const("count")), op("Mul", total, const("rate"))
+    )
+    shifted = op("Add", variance, const("epsilon"))
+    root = either(op("Sqrt", shifted), op("Pow", shifted, const("half", 0.5)))
+    inverse = either(op("Reciprocal", root), op("Div", const("one", 1.0), root), op("Pow", shifted, const("minus_half", -0.5)))
+    return maybe("Cast", either(op("Div", deviation, root), op("Mul", deviation, inverse)))
+
+
 def _pattern(scale: bool, bias: bool) -> Pattern:
     grouped = op("Reshape", tensor("x"), tensor("groups"), out="grouped")
-    norm: Pattern = op("InstanceNormalization", grouped, const("group_scale"), const("group_bias"), out="instance")
-    norm = op("Reshape", norm, tensor("back"), out="norm")
+    instance = op("InstanceNormalization", grouped, const("group_scale"), const("group_bias"), out="instance")
+    norm: Pattern = op("Reshape", either(instance, _by_moments(grouped)), tensor("back"), out="norm")
     if scale:
         norm = op("Mul", norm, const("scale"))
     if bias:
@@ -46,17 +63,19 @@ def _pattern(scale: bool, bias: bool) -> Pattern:
 class GroupNorm(Fusion):
     name = "groupnorm"
     kind = "canonical"
+    anchor = "InstanceNormalization"
     patterns = (_pattern(True, True), _pattern(True, False), _pattern(False, True), _pattern(False, False))
 
     def check(self, match: Match, model: Model) -> Refusal | None:
         x = match["x"]
-        refusal = _norms.refuse_type(x)
+        refusal = _norms.refuse_operands(match, x)
         if refusal:
             return refusal
         shape = query.shape(x)
         if shape is None or not 3 <= len(shape) <= 5 or not isinstance(shape[1], int):
             return Refusal(f"'{x.name}' is not proved to be [N, C, ...] of rank 3 to 5 with C known", shape)
-        refusal = refuse_channels(shape[1]) or _refuse_groups(match, shape, shape[1]) or _refuse_back(match, shape)
+        refusal = refuse_channels(shape[1]) or _refuse_groups(match, shape, shape[1]) or _refuse_moments(match, shape)
+        refusal = refusal or _refuse_back(match, shape)
         if refusal:
             return refusal
         folded = _parameters(match)
@@ -70,11 +89,11 @@ class GroupNorm(Fusion):
         assert not isinstance(folded, Refusal)
         inputs = [x]
         for role, values in zip(("scale", "bias"), folded, strict=True):
-            given = match.get(role)
-            stem = match[f"group_{role}"].name if given is None else given.name
+            given = match.get(role) if match.get(role) is not None else match.get(f"group_{role}")
+            stem = role if given is None else given.name
             inputs.append(new.constant(stem, values.astype(_norms.numpy_type(x))))
         groups = _groups(match)
-        epsilon = float(match.node("instance").attrs.get("epsilon", 1e-5))
+        epsilon = _epsilon(match)
         if new.opset >= NATIVE:
             attrs = {"num_groups": groups, "epsilon": epsilon}
             return new.node("GroupNormalization", inputs, [_norms.settle(match, x)], attrs, stem=self.name)
@@ -152,14 +171,61 @@ def refuse_channels(channels: int) -> Refusal | None:
     return None if channels <= MOST_CHANNELS else Refusal(f"more than {MOST_CHANNELS} channels", channels)
 
 
+def _epsilon(match: Match) -> float:
+    if match.get("instance") is not None:
+        return float(match.node("instance").attrs.get("epsilon", 1e-5))
+    epsilon = query.scalar(match["epsilon"])
+    assert epsilon is not None
+    return float(epsilon)
+
+
 def _groups(match: Match) -> int:
-    sizes = _folding.known_sizes(match["group_scale"])
-    assert sizes
-    return sizes[0]
+    """How many groups the Reshape makes; 0 where that is not known."""
+    if match.get("instance") is not None:
+        sizes = _folding.known_sizes(match["group_scale"])
+        assert sizes
+        return sizes[0]
+    made = query.shape(match["grouped"])
+    return made[1] if made is not None and len(made) > 1 and isinstance(made[1], int) else 0
+
+
+def _refuse_moments(match: Match, shape: Sequence[int | str | None]) -> Refusal | None:
+    """Mean and variance must be those of all that a group has."""
+    if match.get("instance") is not None:
+        return None
+    grouped = match["grouped"]
+    made = query.shape(grouped) or []
+    over = ["mean", "total" if match.get("total") is not None else "variance"]
+    for name in over:
+        axes = _norms.reduced_axes(match.node(name))
+        if isinstance(axes, Refusal):
+            return axes
+        if _norms.from_end(axes, len(made)) != list(range(2 - len(made), 0)):
+            return Refusal("mean and variance are not those of whole groups (axes)", axes)
+    epsilon = query.scalar(match["epsilon"])
+    if epsilon is None:
+        return Refusal("epsilon is not one value", query.shape(match["epsilon"]))
+    refusal = _norms.refuse_epsilon({"epsilon": epsilon})
+    if refusal or match.get("total") is None:
+        return refusal
+    rest = made[2:]
+    if not all(isinstance(size, int) for size in rest):
+        return Refusal("how many elements a group has is not known", made)
+    count, role = int(np.prod([int(size or 0) for size in rest])), "rate" if match.get("count") is None else "count"
+    said = query.scalar(match[role])
+    wanted = count if role == "count" else 1 / max(count, 1)
+    if said is None or not is_close(float(said), wanted, match[role]):
+        return Refusal(f"the sum of squares is not divided by the {count} elements of a group", said)
+    return None
 
 
 def _refuse_groups(match: Match, shape: Sequence[int | str | None], channels: int) -> Refusal | None:
     """The first Reshape must make [N, groups, everything else]."""
+    if match.get("instance") is None:
+        made, groups = query.shape(match["grouped"]), _groups(match)
+        if made is None or len(made) not in (3, 4) or made[0] != shape[0] or made[0] is None or groups < 1:
+            return Refusal(f"Reshape is not proved to make [N, groups, ...] of {list(shape)}", made)
+        return Refusal(f"{channels} channels cannot be divided into groups", groups) if channels % groups else None
     sizes = query.shape(match["group_scale"])
     if sizes is None or len(sizes) != 1 or query.shape(match["group_bias"]) != sizes:
         return Refusal("scale of the InstanceNormalization is not one value for each of the groups", sizes)
@@ -218,7 +284,9 @@ def _parameters(match: Match) -> tuple[Array, Array] | Refusal:
         refusal = None if value is None else _folding.refuse_parameter(value, role.replace("_", " "))
         if refusal:
             return refusal
-    scale, bias = (np.repeat(_folding.wide(match[f"group_{role}"]), channels // _groups(match)) for role in ("scale", "bias"))
+    scale, bias = np.ones(channels), np.zeros(channels)
+    if match.get("instance") is not None:
+        scale, bias = (np.repeat(_folding.wide(match[f"group_{role}"]), channels // _groups(match)) for role in ("scale", "bias"))
     for role in ("scale", "bias"):
         value = match.get(role)
         given = None if value is None else _folding.per_channel(value, channels, 1, len(shape))

@@ -718,10 +718,11 @@ def _where_value(walk: _Walk, node: gs.Node) -> Value | None:
 
 _UNCHANGED = """
     Abs BatchNormalization BiasGelu BiasGeluTanh BiasQuickGelu Cast CastLike Ceil Celu Clip Cos CumSum DepthwiseConvLayerNormLast
-    DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp FilmGroupNorm FilmGroupNormSilu Floor Gelu GeluTanh GroupNorm GroupNormSilu GroupNormalization
-    HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu Log LogSoftmax
-    LpNormalization MeanVarianceNormalization Mish Neg Not PRelu QuantizeLinear QuickGelu RMSNormalization Reciprocal Relu Round
-    ScatterElements ScatterND Selu Shrink Sigmoid Sign Silu Sin Softmax Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Trilu
+    DequantizeLinear Dropout DynamicQuantizeLinear Elu Erf Exp FilmGroupNorm FilmGroupNormSilu Floor Gelu GeluTanh GroupNorm
+    GroupNormSilu GroupNormalization HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN LayerNormalization
+    LeakyRelu Log LogSoftmax LpNormalization MeanVarianceNormalization Mish Neg Not PRelu QuantizeLinear QuickGelu RMSNormalization
+    Reciprocal Relu Round ScatterElements ScatterND Selu Shrink Sigmoid Sign Silu Sin Softmax Softplus Softsign Sqrt Swish Tanh
+    ThresholdedRelu Trilu
 """.split()  # noqa: SIM905
 _BROADCASTING = """
     Add And BitwiseAnd BitwiseOr Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or Pow Sub Sum Where Xor

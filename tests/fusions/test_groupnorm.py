@@ -338,3 +338,105 @@ def test_double_precision_is_left() -> None:
     net = Net()
     spelled(net, 3, dtype=np.float64)
     assert reasons(net.model([value("x", [2, 6, 4, 5], TensorProto.DOUBLE)], ["y"])) == {"'x' is of type (double)"}
+
+
+# --- Spelled out by mean and variance -------------------------------------------------------------------------------------------
+
+
+def moments(
+    opset: int = 17,
+    groups: int = 3,
+    target: Sequence[int] = (0, 3, -1),
+    axes: Sequence[int] = (2,),
+    shape: Sequence[Any] = (2, 6, 4, 5),
+    variance: str = "ReduceMean",
+    root: str = "Div",
+    square: str = "Mul",
+    affine: bool = True,
+    count: float = 40.0,
+    epsilon: Any = 1e-3,
+    dtype: Any = np.float32,
+    wide: bool = False,
+) -> onnx.ModelProto:
+    net = Net(opset)
+    grouped = net.op("Reshape", "x", net.const(target, np.int64))
+    if wide:
+        grouped, dtype = net.op("Cast", grouped, to=TensorProto.FLOAT), np.float32
+    centred = net.op("Sub", grouped, net.mean(grouped, axes))
+    squared = net.op("Mul", centred, centred) if square == "Mul" else net.op("Pow", centred, net.const(2.0, dtype))
+    if variance == "ReduceMean":
+        spread = net.mean(squared, axes)
+    else:
+        total = (
+            net.op("ReduceSum", squared, net.const(list(axes), np.int64)) if opset >= 13 else net.op("ReduceSum", squared, axes=list(axes))
+        )
+        spread = net.op("Div", total, net.const(count, dtype)) if variance == "Div" else net.op("Mul", total, net.const(1 / count, dtype))
+    shifted = net.op("Add", spread, net.const(epsilon, dtype))
+    if root == "Div":
+        y = net.op("Div", centred, net.op("Sqrt", shifted))
+    elif root == "Reciprocal":
+        y = net.op("Mul", centred, net.op("Reciprocal", net.op("Sqrt", shifted)))
+    else:
+        y = net.op("Mul", centred, net.op("Pow", shifted, net.const(-0.5, dtype)))
+    if wide:
+        y, dtype = net.op("Cast", y, to=TensorProto.FLOAT16), np.float16
+    y = net.op("Reshape", y, net.op("Shape", "x"))
+    if affine:
+        for op, given in zip(("Mul", "Add"), parameters(6).values(), strict=True):
+            y = net.op(op, y, net.const(given, dtype))
+    net.nodes[-1].output[0] = "y"
+    elem = TensorProto.FLOAT16 if dtype == np.float16 else TensorProto.FLOAT
+    return net.model([value("x", shape, elem)], [value("y", shape, elem)])
+
+
+SPELLED: list[dict[str, Any]] = [
+    {},
+    {"affine": False},
+    {"target": (0, 3, 2, -1), "axes": (2, 3)},
+    {"target": (2, 3, -1), "axes": (-1,)},
+    {"shape": ("N", 6, "H", "W")},
+    {"shape": ("N", 6, "H", "W"), "target": (0, 3, 2, -1), "axes": (3, 2)},
+    {"variance": "Div"},
+    {"variance": "Mul", "square": "Pow"},
+    {"root": "Reciprocal"},
+    {"root": "Pow", "square": "Pow"},
+]
+
+
+@pytest.mark.parametrize("opset", [9, 13, 17, 18, 21, helpers.NEWEST])
+@pytest.mark.parametrize("how", SPELLED, ids=str)
+def test_spelled_out_by_mean_and_variance(how: dict[str, Any], opset: int) -> None:
+    x = random(2, 6, 4, 5)
+    fused, _sites, _ = helpers.check(moments(opset, **how), {"x": x}, ONLY)
+    assert helpers.ops(fused) == ["GroupNormalization" if opset >= 21 else "onnxfuse::GroupNormalization"]
+    scale, bias = (each.reshape(6) for each in parameters(6).values()) if how.get("affine", True) else (np.ones(6), np.zeros(6))
+    np.testing.assert_allclose(helpers.run(fused, {"x": x})[0], reference(x, 3, scale, bias, 1e-3), rtol=1e-4, atol=1e-5)
+
+
+def test_the_norm_of_rows_does_not_take_it_first() -> None:
+    _fused, sites, _ = helpers.fuse(moments(), ("groupnorm", "layernorm"))
+    assert sites == [("groupnorm", None)]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_mean_and_variance_in_half_precision(wide: bool) -> None:
+    x = random(2, 6, 4, 5).astype(np.float16)
+    fused, _sites, _ = helpers.check(moments(dtype=np.float16, wide=wide), {"x": x}, ONLY, rtol=1e-2, atol=1e-2)
+    assert helpers.ops(fused) == ["onnxfuse::GroupNormalization"]
+
+
+NOT_A_GROUP: list[tuple[dict[str, Any], str]] = [
+    ({"target": (0, 3, 2, -1), "axes": (3,)}, "mean and variance are not those of whole groups (axes) ([3])"),
+    ({"variance": "Div", "count": 39.0}, "the sum of squares is not divided by the 40 elements of a group (39.0)"),
+    ({"variance": "Div", "shape": ("N", 6, "H", "W")}, "how many elements a group has is not known"),
+    ({"epsilon": -1.0}, "epsilon is negative or no number (-1.0)"),
+    ({"target": (1, 6, -1), "affine": False, "axes": (2,)}, "Reshape is not proved to make [N, groups, ...] of [2, 6, 4, 5]"),
+    ({"epsilon": np.full((1, 3, 1), 1e-3)}, "epsilon is not one value ([1, 3, 1])"),
+]
+
+
+@pytest.mark.parametrize(("how", "reason"), NOT_A_GROUP, ids=[reason for _, reason in NOT_A_GROUP])
+def test_what_is_no_group(how: dict[str, Any], reason: str) -> None:
+    _, sites, misses = helpers.fuse(moments(**how), ONLY)
+    assert sites == []
+    assert any(reason in miss.reason for miss in misses), misses
