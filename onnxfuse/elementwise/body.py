@@ -100,23 +100,24 @@ class _Writer:
     def by_axis(self, one: Step, operands: Sequence[str], result: str, dtype: str) -> None:
         """By the scales of an axis: in float32, as the operators have a scale of one axis, and constants of its length, which an expression
         does not know. dtype: of the scale."""
-        wide = [
-            x if dtype == "float32" else self.node("Cast", [x], f"{result}_wide{at}", to=TensorProto.FLOAT) for at, x in enumerate(operands)
-        ]
+
+        def wide(name: str, stem: str) -> str:
+            return name if dtype == "float32" else self.node("Cast", [name], f"{result}_{stem}", to=TensorProto.FLOAT)
+
+        x, scale = operands[0], wide(operands[1], "scale")
         zero = self.constant(f"{result}_zero", one.get("zero"), "float32")
         if one.op == "DequantizeLinear":
-            last = result if dtype == "float32" else f"{result}_y"
-            self.node("Mul", [self.node("Sub", [operands[0], zero], f"{result}_steps"), wide[1]], last)
-            if last != result:
-                self.node("Cast", [last], result, to=_ELEMENT[dtype])
+            steps = self.node("Sub", [x, zero], f"{result}_steps")
+            if dtype == "float32":
+                self.node("Mul", [steps, scale], result)
+            else:
+                self.node("Cast", [self.node("Mul", [steps, scale], f"{result}_y")], result, to=_ELEMENT[dtype])
             return
-        steps = self.node(
-            "Add", [self.node("Round", [self.node("Div", wide, f"{result}_exact")], f"{result}_steps"), zero], f"{result}_moved"
-        )
+        steps = self.node("Round", [self.node("Div", [wide(x, "x"), scale], f"{result}_exact")], f"{result}_steps")
+        moved = self.node("Add", [steps, zero], f"{result}_moved")
         low, high = (self.constant(f"{result}_{end}", one.get(end), "float32") for end in ("low", "high"))
-        self.node(
-            "Where", [self.node("IsNaN", [steps], f"{result}_nan"), low, self.node("Clip", [steps, low, high], f"{result}_in")], result
-        )
+        inside = self.node("Clip", [moved, low, high], f"{result}_inside")
+        self.node("Where", [self.node("IsNaN", [moved], f"{result}_nan"), low, inside], result)
 
     def clip(self, operands: Sequence[str], result: str, dtype: str) -> None:
         if self.opset >= _CLIP_INPUTS:

@@ -39,6 +39,7 @@ from onnxfuse.fusions.pattern import DOMAIN
 from onnxfuse.graph import query, read
 from onnxfuse.plan import policy
 from onnxfuse.plan.sites import Site
+from onnxfuse.plan.verdicts import shape_class
 from tests.elementwise import cases, reference
 from tests.elementwise.emulated import input_shape, values
 
@@ -186,7 +187,8 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def from_models(folder: Path, most: int = CHAINS) -> list[Chain]:
-    """One chain of every form and element types first, then the others of most elements; no two of one model, form and channels."""
+    """One chain of every expression first, then one of every form and class of shapes, as verdicts are told apart, then the others of most
+    elements; no two of one model, expression and channels."""
     found: dict[tuple[str, str, int], Chain] = {}
     for path in sorted(folder.glob("*.onnx")):
         for chain in _chains(path):
@@ -197,7 +199,9 @@ def from_models(folder: Path, most: int = CHAINS) -> list[Chain]:
     ordered = sorted(found.values(), key=lambda chain: -math.prod(chain.shape))
     for chain in ordered:
         forms.setdefault(chain.expression.digest, chain)
-    return [*forms.values(), *(chain for chain in ordered if chain not in forms.values())][:most]
+    classes = {(chain.expression.form, *shape_class(chain.site)): chain for chain in reversed([*forms.values(), *ordered])}
+    first = {id(chain): chain for chain in (*forms.values(), *reversed(classes.values()))}
+    return [*first.values(), *(chain for chain in ordered if id(chain) not in first)][:most]
 
 
 def _chains(path: Path) -> Iterator[Chain]:
