@@ -51,6 +51,7 @@ inline std::vector<nvinfer1::PluginTensorDesc> shaped(
 //   static std::vector<Problem> const& tactics();           how to compute: only the fields of the tactic matter
 //   static void use(Problem& problem, Problem const& tactic);
 //   static int supported(Problem const& problem);           a cudaError_t, without launching
+//   static bool too_short_to_time(Problem const& problem);  optional; see below
 //   static int launch(Problem const& problem, void* workspace, cudaStream_t stream);
 //   Problem sized(PluginTensorDesc const* inputs) const;     without its tensors
 //   void place(Problem& problem, void const* const* inputs, void* const* outputs) const;
@@ -80,11 +81,22 @@ protected:
     using Numbered<Derived>::valid_;
     using Numbered<Derived>::tactic_;
 
-    // The tactics that can compute this problem, whose pointers are not looked at. Refused where this GPU has none.
+    // Whether a launch takes the processor longer than the kernel takes the GPU. TensorRT times launches one behind the other, so that
+    // all tactics of such a problem take as long for it, and the one that it picks is any: the launcher's own rule knows better.
+    template <typename Problem>
+    static bool too_short_to_time(Problem const&)
+    {
+        return false;
+    }
+
+    // The tactics that can compute this problem, whose pointers are not looked at; none where the launcher's rule shall decide. Refused
+    // where this GPU has none.
     template <typename Problem>
     void find_tactics(Problem problem)
     {
         valid_.clear();
+        if (Derived::too_short_to_time(problem) && Derived::supported(problem) == 0)
+            return;
         auto const& all = Derived::tactics();
         for (size_t i = 0; i < all.size(); ++i)
         {
