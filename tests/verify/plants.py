@@ -124,7 +124,7 @@ def gated(seed: int = 0) -> ModelProto:
 
 
 # What would take in the nodes that are looked at, or in which faults are planted.
-APART = ("attention", "elementwise")
+APART = ("attention", "elementwise", "linear_layernorm")
 
 
 def fused(model: ModelProto, folder: Path, precision: str = "keep", name: str = "model") -> tuple[Path, Path]:

@@ -17,8 +17,10 @@ def origins(path: Path) -> dict[str, origin.Origin]:
     return {node.name: found for node in onnx.load(str(path)).graph.node if (found := origin.of(node)) is not None}
 
 
-@pytest.mark.parametrize(("precision", "gelu"), [("keep", "bias_gelu"), ("fp16", "linear_epilogue")])
-def test_every_site_of_the_report_is_in_the_file(tmp_path: Path, precision: str, gelu: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "gelu", "norm"), [("keep", "bias_gelu", "skip_layernorm"), ("fp16", "linear_epilogue", "linear_layernorm")]
+)
+def test_every_site_of_the_report_is_in_the_file(tmp_path: Path, precision: str, gelu: str, norm: str) -> None:
     onnx.save(plants.encoder(1), tmp_path / "m.onnx")
     done = pipeline.optimize(tmp_path / "m.onnx", tmp_path / "f.onnx", policy="all", precision=precision, skip=("attention",), check=False)
     found = origins(tmp_path / "f.onnx")
@@ -27,7 +29,7 @@ def test_every_site_of_the_report_is_in_the_file(tmp_path: Path, precision: str,
     assert {name: found[name].fusion for name in found if name in fused} == {
         name: site.fusion for name, site in fused.items() if name not in taken
     }
-    assert {"skip_layernorm", gelu, "qkv_pack"} <= {o.fusion for o in found.values()}
+    assert {norm, gelu, "qkv_pack"} <= {o.fusion for o in found.values()}
     source = {node.name for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
     assert all(set(o.nodes) <= source for o in found.values())
     assert found[gelu].via == ("gelu",)
