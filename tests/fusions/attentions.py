@@ -31,11 +31,14 @@ class Written:
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
     symbols: dict[str, list[int | str]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
+    prefix: str = ""  # of inputs' names: several attentions in one model have inputs of their own
 
     def __post_init__(self) -> None:
         self.net = Net(self.opset)
 
     def given(self, name: str, *shape: int, symbols: list[int | str] | None = None, values: np.ndarray | None = None) -> str:
+        name = self.prefix + name
+        assert name not in self.feeds
         self.feeds[name] = random(*shape, seed=len(self.feeds), dtype=self.dtype) if values is None else values
         self.symbols[name] = symbols or list(self.feeds[name].shape)
         return name

@@ -53,12 +53,22 @@ def launcher(library: Path) -> Any:
         Case(sequence=128, activation=encoder_cases.GELU_TANH, **BERT),
         Case(batch=8, sequence=128, stages=4, **SMALL),
         *(Case(sequence=128, barrier=barrier, restore=1, **BERT) for barrier in (1, 2, 3)),
-        *(Case(sequence=128, cluster=cluster, **BERT) for cluster in (2, 8)),
+        Case(sequence=128, cluster=2, **BERT),
+        Case(sequence=128, cluster=8, width=256, inner=1024, heads=4),
     ],
     ids=str,
 )
 def test_values(case: encoders.Case, launcher: Any, memory: Any) -> None:
     encoders.check(launcher, memory, case)
+
+
+def test_clusters_of_eight_are_too_few_for_wide_layers(launcher: Any) -> None:
+    """An FFN of 3072 has 384 tiles, and a slice at most 16 of them: 24 clusters, whose 192 blocks no GPU of sm_90 has at once."""
+    problem = encoder_cases.problem_of(Case(sequence=128, **BERT).stack, "float16")
+    assert launcher.workspace(problem) > 0
+    problem.cluster = 8
+    assert launcher.workspace(problem) == 0
+    assert launcher.launch(problem, None, 0) == encoders.NOT_SUPPORTED
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -103,7 +103,7 @@ def test_a_right_engine_agrees_inside_and_pays_the_price_of_half_precision(sound
     assert sound["error_budget"]["verdicts"]["y"]["kind"] == "price"
     rows = {row["name"]: row for row in sound["tensors"]}
     assert len([row for row in rows.values() if "fused" in row]) > 1, inside["notes"]
-    for name, fusion in ((NORM, "skip_layernorm"), (GELU, "bias_gelu")):
+    for name, fusion in ((NORM, "skip_layernorm"), (GELU, "linear_epilogue")):
         assert (rows[name]["subject"], rows[name]["fusion"]) == ("fused.engine", fusion)
         assert rows[name]["fused"]["agrees"]
         assert rows[name]["alone"]["agrees"]

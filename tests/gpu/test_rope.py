@@ -13,6 +13,7 @@ from onnxfuse import pipeline
 from onnxfuse.engine import build as building
 from onnxfuse.engine.run import Engine
 from tests.fusions import helpers, test_rope
+from tests.gpu import engines
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -24,7 +25,8 @@ def test_engines(write: Any, dtype: Any, tmp_path: Path) -> None:
     pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
     manifest = building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine")
     assert manifest.plugins is not None
-    assert manifest.plugins.ops == ("FusedRotary",)
+    assert manifest.plugins.ops == ("FusedRotary" if write is test_rope.halves else "FusedRotaryInterleaved",)
+    engines.check_by_plugins(manifest, tmp_path / "fused.onnx")
     (want,) = helpers.run(model, feeds)
     with Engine.load(tmp_path / "fused.engine") as engine:
         (got,) = engine.run(feeds).values()
