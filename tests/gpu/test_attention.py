@@ -92,6 +92,7 @@ FORMS: dict[str, Callable[[written.Written], object]] = {
     "FusedAttentionAdded": padded,
     "FusedAttentionPacked": written.vit,
     "FusedAttentionPackedAddedWindows": written.swin,
+    "FusedAttentionAddedWindows": written.cosine,
     "FusedAttentionKept": written.replaced,
     "FusedAttentionAddedGrouped": written.grouped,
     "FusedAttention": written.bart,
@@ -105,7 +106,7 @@ def test_an_engine_with_every_form(dtype: Any, tmp_path: Path) -> None:
     for w.prefix, write in FORMS.items():
         write(w)
     onnx.save(w.model(), tmp_path / "model.onnx")
-    done = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
+    done = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", skip=("elementwise",), check=False)
     assert [decision.site.fusion for decision in done.decisions if decision.fused] == ["attention"] * len(FORMS)
     manifest = building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine")
     assert manifest.plugins is not None
