@@ -61,6 +61,7 @@ class PluginUse:
     sha256: str
     embedded: bool
     ops: tuple[str, ...]
+    """The op types of the model that plugins compute, sorted. A plugin may serve several: FusedAttentionKept is one of FusedAttention's."""
 
 
 @dataclass(frozen=True)

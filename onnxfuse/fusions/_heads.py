@@ -250,12 +250,12 @@ def _of_axis(*parts: Heads) -> gs.Tensor | None:
     """[batch, rows, 3, heads, size] with its axes turned, and one of the three taken for each part."""
     source: gs.Tensor | None = None
     for place, part in enumerate(parts):
-        taken = _taken(part.value)
-        if part.perm != HEADS_FIRST or taken is None or taken[1:] != (place, 0):
+        found = taken(part.value)
+        if part.perm != HEADS_FIRST or found is None or found[1:] != (place, 0):
             return None
-        if source is not None and taken[0] is not source:
+        if source is not None and found[0] is not source:
             return None
-        source = taken[0]
+        source = found[0]
     node = None if source is None else _producer(source)
     if node is None or node.op != "Transpose" or list(node.attrs.get("perm") or ()) != [2, 0, 3, 1, 4]:
         return None
@@ -265,7 +265,7 @@ def _of_axis(*parts: Heads) -> gs.Tensor | None:
     return node.inputs[0] if dims is not None and len(dims) == 5 and dims[2] == 3 and len(sizes) == 1 else None
 
 
-def _taken(value: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
+def taken(value: gs.Tensor) -> tuple[gs.Tensor, int, int] | None:
     """(tensor, place, axis) where `value` is one place of a tensor along one axis, which it has no more."""
     node = _producer(value)
     if node is None:

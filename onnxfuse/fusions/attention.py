@@ -43,7 +43,7 @@ NEVER = -3e4  # what is so low has no weight beside a score of the same row
 def _weights(lifted: bool = False) -> Pattern:
     """lifted: products of three axes, [batch * heads, rows, ...], whose scores have four as long as masks are added."""
     product = op("MatMul", tensor("q"), tensor("k_turned"), out="product")
-    scores: Pattern = maybe("Cast", either(op("Mul", product, const("factor")), op("Div", product, const("divisor")), product))
+    scores: Pattern = maybe("Cast", either(op("Mul", product, tensor("factor")), op("Div", product, const("divisor")), product))
     scores = op("Reshape", scores, tensor("by_head"), out="lifted") if lifted else scores
     once = op("Add", scores, tensor("added"))
     twice = op("Add", once, tensor("more"))
@@ -82,6 +82,8 @@ class _Site:
     causal: bool = False
     safe: bool = False
     y_perm: Perm = HEADS_FIRST
+    by_head: gs.Tensor | None = None
+    """[heads, 1, 1]: a scale of each head, in front of the other."""
     result: tuple[int, ...] = ()
     """Where the result has three axes: what the Reshape that makes them is told."""
 
@@ -113,6 +115,8 @@ class Attention(Fusion):
         q, k, v = site.q, site.k, site.v
         heads, own, size, width = q.known(1), k.known(1), q.known(3), v.known(3)
         inputs = [_heads.packed(q, k, v)] if form.packed else [_four_axes(part, new) for part in (q, k, v)]
+        if site.by_head is not None:
+            inputs[0] = _scaled_by_head(inputs[0], q.perm, site.by_head, heads, new)
         inputs += site.added
         if site.windows is not None:
             inputs.append(new.reshaped(site.windows, tuple(int(extent) for extent in (query.shape(site.windows) or [])[1:] if extent)))
@@ -166,6 +170,20 @@ def _four_axes(part: Heads, new: Builder) -> gs.Tensor:
     return made
 
 
+def _scaled_by_head(q: gs.Tensor, perm: Perm, scale: gs.Tensor, heads: int, new: Builder) -> gs.Tensor:
+    """The kernel has one scale: those of heads go to the queries, which are as good as scores, and smaller than those."""
+    if perm == ROWS_FIRST:
+        if query.is_constant(scale):
+            scale = new.reshaped(scale, (heads, 1))
+        else:
+            by_row = new.variable(f"{scale.name}_by_row", scale.dtype, [heads, 1])
+            new.node("Reshape", [scale, _target((heads, 1), new)], [by_row], stem="attention")
+            scale = by_row
+    made = new.variable(f"{q.name}_scaled", q.dtype, query.shape(q))
+    new.node("Mul", [q, scale], [made], stem="attention")
+    return made
+
+
 def _target(extents: tuple[int, ...], new: Builder) -> gs.Constant:
     return new.computed(extents, "extents", lambda: np.array(extents, np.int64))
 
@@ -180,9 +198,10 @@ def _spelled(match: Match) -> _Site | Refusal:
     place = _place(match, rank)
     if isinstance(place, Refusal):
         return place
+    by_head = match.get("factor") if rank == 4 and "lifted" not in match.tensors and _is_by_head(match) else None
     scale = 1.0
     for name in ("factor", "divisor"):
-        if name in match.tensors:
+        if name in match.tensors and by_head is None:
             number = query.scalar(match[name])
             if not number or not np.isfinite(number):
                 return Refusal(f"the scale '{match[name].name}' is not one number", number)
@@ -218,8 +237,17 @@ def _spelled(match: Match) -> _Site | Refusal:
         causal and match.get("window_mask") is None,
         "dead" in match.tensors,
         ROWS_FIRST if "turned" in match.tensors else HEADS_FIRST,
+        by_head,
         _result(place, q, v, "turned" in match.tensors),
     )
+
+
+def _is_by_head(match: Match) -> bool:
+    """Whether the scores [batch, heads, rows, keys] are scaled by [1, heads, 1, 1], with or without the first axis."""
+    scores, dims = query.shape(match["product"]), query.shape(match["factor"]) if "factor" in match.tensors else None
+    if scores is None or dims is None or not 3 <= len(dims) <= 4 or not isinstance(dims[-3], int):
+        return False
+    return dims[-3] > 1 and dims[-3] == scores[1] and dims[-2:] == [1, 1] and dims[:-3] in ([], [1])
 
 
 def _many(part: Heads) -> int:
@@ -320,7 +348,7 @@ def _refuse(match: Match, site: _Site) -> Refusal | None:
     if refusal:
         return refusal
     kind = _norms.element_type(q.value)
-    for value in (k.value, v.value, *site.added, *([] if site.windows is None else [site.windows])):
+    for value in (k.value, v.value, *site.added, *(other for other in (site.windows, site.by_head) if other is not None)):
         if _norms.element_type(value) != kind:
             return Refusal(f"'{value.name}' is of another type than '{q.value.name}'")
     for node in match.nodes:
@@ -391,7 +419,7 @@ def _refuse_masks(site: _Site) -> Refusal | None:
 
 
 def _form(site: _Site) -> Form:
-    packed = _heads.packed(site.q, site.k, site.v) is not None
+    packed = site.by_head is None and _heads.packed(site.q, site.k, site.v) is not None
     added = "AddedWindows" if site.windows is not None else attention.ADDED[len(site.added)]
     return Form(packed, added, site.keep is not None, site.causal, site.group > 1)
 

@@ -31,11 +31,14 @@ class Written:
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
     symbols: dict[str, list[int | str]] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
+    prefix: str = ""  # of inputs' names: several attentions in one model have inputs of their own
 
     def __post_init__(self) -> None:
         self.net = Net(self.opset)
 
     def given(self, name: str, *shape: int, symbols: list[int | str] | None = None, values: np.ndarray | None = None) -> str:
+        name = self.prefix + name
+        assert name not in self.feeds
         self.feeds[name] = random(*shape, seed=len(self.feeds), dtype=self.dtype) if values is None else values
         self.symbols[name] = symbols or list(self.feeds[name].shape)
         return name
@@ -140,6 +143,30 @@ def swin(w: Written, windows: int = 2, many: int = 1) -> None:
     apart = net.op("Add", net.op("Reshape", biased, w.ints(batch // windows, windows, H, S, S)), w.const(mask))
     together = net.op("Reshape", apart, w.ints(batch, H, S, S))
     w.joined(net.op("MatMul", net.op("Softmax", together, axis=-1), v))
+
+
+def cosine(w: Written, windows: int = 2, computed: bool = False) -> None:
+    """Swin's second version: queries and keys of length one, a scale for each head, at most 100."""
+    net, batch = w.net, 4
+    q, k, v = packed_by_axis(w, w.given("x", batch, S, 3 * H * D), "gather")
+
+    def normal(x: str) -> str:
+        length = net.op("Max", net.op("ReduceL2", x, axes=[-1], keepdims=1), w.const(1e-4))
+        return net.op("Div", x, net.op("Expand", length, net.op("Shape", x)))
+
+    scores = net.op("MatMul", normal(q), net.op("Transpose", normal(k), perm=[0, 1, 3, 2]))
+    # Half precision knows a score of 100 to 0.03: too little to compare values.
+    logarithm = np.log(np.linspace(1, 200 if w.dtype == np.float32 else 16, H)).reshape(H, 1, 1)
+    if computed:
+        scale = net.op("Exp", net.op("Min", w.given("scale", values=logarithm.astype(w.dtype)), w.const(np.log(100))))
+    else:
+        scale = w.const(np.minimum(np.exp(logarithm), 100))
+    scores = net.op("Add", net.op("Mul", scores, scale), w.const(16 * np.abs(random(1, H, S, S))))
+    if windows:
+        mask = np.where(random(1, windows, 1, S, S) > 0.5, -100.0, 0.0)
+        apart = net.op("Add", net.op("Reshape", scores, w.ints(batch // windows, windows, H, S, S)), w.const(mask))
+        scores = net.op("Reshape", apart, w.ints(batch, H, S, S))
+    w.joined(net.op("MatMul", net.op("Softmax", scores, axis=-1), v))
 
 
 def bart(w: Written, mask: tuple[int, ...] | None = None, batch: int | str = B, rows: int | str = S) -> None:

@@ -24,6 +24,7 @@ from tests.fusions.attentions import (
     Written,
     bart,
     bert,
+    cosine,
     grouped,
     packed_by_axis,
     random,
@@ -175,6 +176,29 @@ def test_swin_of_any_batch() -> None:
     fused = w.check("packedaddedwindows")
     feeds = {"x": random(8, S, 3 * H * D, seed=5)}
     helpers.same(helpers.run(fused, feeds), helpers.run(w.model(), feeds))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("windows", [0, 2])
+def test_swin_of_the_second_version(windows: int, computed: bool, dtype: Any) -> None:
+    w = Written(dtype=dtype)
+    cosine(w, windows, computed)
+    w.check("addedwindows" if windows else "added")
+
+
+@pytest.mark.parametrize("shape", [(H, 1, 1), (1, H, 1, 1)])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_scale_for_each_head(computed: bool, shape: tuple[int, ...]) -> None:
+    """Of queries that lie by rows, and side by side with keys and values."""
+    w = Written()
+    w.net.op("Split", w.given("x", B, S, 3 * H * D), w.ints(H * D, H * D, H * D), out=["q", "k", "v"], axis=-1)
+    q, k, v = (w.heads(name) for name in "qkv")
+    scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
+    scores = w.net.op("Mul", scores, w.given("scale", *shape) if computed else w.const(random(*shape)))
+    w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+    fused = w.check(None)
+    assert "Transpose" not in helpers.ops(fused)
 
 
 def test_t5() -> None:
@@ -449,11 +473,12 @@ class TestRefused:
         w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v), size)
         w.refused(f"the size of a head is no multiple of 8 up to 256 ({size})")
 
-    def test_a_scale_for_each_head(self) -> None:
+    @pytest.mark.parametrize("shape", [(1, 1, S, 1), (B, H, 1, 1), (H, 1, S)])
+    def test_a_scale_for_each_row(self, shape: tuple[int, ...]) -> None:
         w = Written()
         q, k, v = (w.heads(w.given(name, B, S, H * D)) for name in ("q", "k", "v"))
         scores = w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2]))
-        scores = w.net.op("Mul", scores, w.const(random(1, H, 1, 1)))
+        scores = w.net.op("Mul", scores, w.const(random(*shape)))
         w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
         w.refused("is not one number")
 

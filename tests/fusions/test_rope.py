@@ -52,6 +52,41 @@ def pairs(net: Net, x: str, cos: str, sin: str, size: int = R, target: str | Non
     return net.op("Add", net.op("Mul", turned, sin), net.op("Mul", x, cos))
 
 
+def written_out(net: Net, x: str, cos: str, sin: str, spelled: str = "halves", shape: tuple[int, ...] = (B, H, S, R)) -> str:
+    """Each angle once, as Llama's reference: by halves, by neighbours, or of complex numbers ("complex", "unbind", "dynamo")."""
+    size = shape[-1]
+    if spelled == "halves":
+        first, second = piece(net, x, 0, size // 2), piece(net, x, size // 2, size)
+    elif spelled == "split":
+        first, second = net.name("low"), net.name("high")
+        net.op("Split", x, ints(net, size // 2, size // 2), out=[first, second], axis=-1)
+    elif spelled == "neighbours":
+        first, second = piece(net, x, 0, size, 2), piece(net, x, 1, size, 2)
+    else:
+        paired = net.op("Reshape", x, ints(net, *shape[:3], -1, 2))
+        if spelled == "complex":
+            first, second = (net.op("Gather", paired, net.const(i, np.int64), axis=-1) for i in range(2))
+        elif spelled == "unbind":
+            names = [net.name("real"), net.name("imaginary")]
+            net.op("Split", paired, ints(net, 1, 1), out=names, axis=-1)
+            first, second = (net.op("Squeeze", name, ints(net, -1)) for name in names)
+        else:
+            first, second = piece(net, paired, 0, 1), piece(net, paired, 1, 2)
+    real = net.op("Sub", net.op("Mul", first, cos), net.op("Mul", second, sin))
+    imaginary = net.op("Add", net.op("Mul", first, sin), net.op("Mul", second, cos))
+    if spelled in ("halves", "split"):
+        return net.op("Concat", real, imaginary, axis=-1)
+    if spelled != "dynamo":
+        real, imaginary = (
+            net.op("Unsqueeze", y, ints(net, -1)) if net.opset >= 13 else net.op("Unsqueeze", y, axes=[4]) for y in (real, imaginary)
+        )
+    return net.op("Reshape", net.op("Concat", real, imaginary, axis=-1), ints(net, *shape))
+
+
+def native(net: Net, *inputs: str, **attrs: int) -> str:
+    return net.op("RotaryEmbedding", *inputs, **attrs)
+
+
 def model(net: Net, feeds: dict[str, np.ndarray], out: str) -> onnx.ModelProto:
     net.op("Identity", out, out="y")
     inputs = [value(name, list(array.shape), helper.np_dtype_to_tensor_dtype(array.dtype)) for name, array in feeds.items()]
@@ -132,6 +167,84 @@ def test_a_part_of_the_head(interleaved: bool, split: bool) -> None:
     assert not {"Slice", "Split", "Concat"} & set(helpers.ops(fused))
 
 
+HALF = (1, 1, S, R // 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("opset", [12, 17, 23])
+@pytest.mark.parametrize("spelled", ["halves", "neighbours", "complex"])
+def test_written_out(spelled: str, opset: int, dtype: Any) -> None:
+    net, feeds = Net(opset), feeds_of(dtype, HALF)
+    _, sites, _ = helpers.check(
+        model(net, feeds, written_out(net, "x", "cos", "sin", spelled)),
+        feeds, ONLY, **({"rtol": 5e-3, "atol": 5e-3} if dtype == np.float16 else {}),
+    )  # fmt: skip
+    assert sites == [("rope", None if spelled == "halves" else "interleaved")]
+
+
+@pytest.mark.parametrize("angles", [HALF, (S, R // 2), (B, H, S, R // 2)])
+@pytest.mark.parametrize("spelled", ["split", "unbind", "dynamo"])
+def test_parts_of_numbers(spelled: str, angles: tuple[int, ...]) -> None:
+    net, feeds = Net(), feeds_of(angles=(*angles, 1) if spelled == "dynamo" else angles)
+    fused, sites, _ = helpers.check(model(net, feeds, written_out(net, "x", "cos", "sin", spelled)), feeds, ONLY)
+    assert sites == [("rope", None if spelled == "split" else "interleaved")]
+    assert "Sub" not in helpers.ops(fused)
+
+
+def test_rows_before_heads() -> None:
+    """As Llama's reference, whose angles are of [1, rows, 1, pairs]."""
+    net, feeds = Net(), {"x": random(B, S, H, R), "cos": random(1, S, 1, R // 2, seed=1), "sin": random(1, S, 1, R // 2, seed=2)}
+    _, sites, _ = helpers.check(model(net, feeds, written_out(net, "x", "cos", "sin", "complex", (B, S, H, R))), feeds, ONLY)
+    assert sites == [("rope", "interleaved")]
+
+
+def test_a_part_of_the_head_written_out() -> None:
+    net = Net()
+    turned = written_out(net, piece(net, "x", 0, R), "cos", "sin")
+    out = net.op("Concat", turned, piece(net, "x", R, R + 4), axis=-1)
+    feeds = feeds_of(angles=HALF, size=R + 4)
+    fused, sites, _ = helpers.check(model(net, feeds, out), feeds, ONLY)
+    assert sites == [("rope", "partial")]
+    assert "Slice" not in helpers.ops(fused)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("part", [0, 4])
+def test_native_operator(part: int, interleaved: int, axes: int, positions: bool, dtype: Any) -> None:
+    net, pairs = Net(23), (part or R) // 2
+    feeds = {"x": random(B, H, S, R, dtype=dtype) if axes == 4 else random(B, S, H * R, dtype=dtype)}
+    shape = (11, pairs) if positions else (B, S, pairs)
+    feeds |= {name: random(*shape, seed=i, dtype=dtype) for i, name in enumerate(("cos", "sin"))}
+    if positions:
+        feeds["ids"] = np.random.default_rng(0).integers(0, 11, (B, S))
+    out = native(net, *feeds, interleaved=interleaved, rotary_embedding_dim=part, num_heads=H)
+    tolerance = {"rtol": 5e-3, "atol": 5e-3} if dtype == np.float16 else {}
+    fused, sites, _ = helpers.check(model(net, feeds, out), feeds, ONLY, **tolerance)
+    assert sites == [("rope", ("interleaved" if interleaved else "") + ("partial" if part else "") or None)]
+    assert "RotaryEmbedding" not in helpers.ops(fused)
+
+
+def test_native_operator_of_any_batch_and_length() -> None:
+    net = Net(23)
+    net.op("Identity", native(net, "x", "cos", "sin", "ids", num_heads=H), out="y")
+    symbols: dict[str, list[int | str]] = {"x": ["B", "S", H * R], "cos": ["P", R // 2], "sin": ["P", R // 2], "ids": ["B", "S"]}
+    kinds = {"ids": onnx.TensorProto.INT64}
+    loaded = net.model([value(name, of, kinds.get(name, onnx.TensorProto.FLOAT)) for name, of in symbols.items()], ["y"])
+    feeds = {
+        "x": random(B, S, H * R),
+        "cos": random(9, R // 2),
+        "sin": random(9, R // 2, seed=1),
+        "ids": np.arange(B * S).reshape(B, S) % 9,
+    }
+    fused, sites, _ = helpers.check(loaded, feeds, ONLY)
+    assert sites == [("rope", None)]
+    feeds |= {"x": random(3, 1, H * R, seed=4), "ids": np.array([[8], [0], [3]])}
+    helpers.same(helpers.run(fused, feeds), helpers.run(loaded, feeds))
+
+
 def test_the_transpose_of_the_heads_goes_inside() -> None:
     net = Net()
     feeds = feeds_of()
@@ -198,6 +311,63 @@ class TestRefused:
         fused, sites, _ = helpers.check(loaded, feeds_of(size=R + 4), ONLY)
         assert sites == [("rope", None)]  # the turned part alone
         assert "Concat" in helpers.ops(fused)
+
+    def test_a_sum_where_a_difference_should_be(self) -> None:
+        net, feeds = Net(), feeds_of(angles=HALF)
+        low, high = piece(net, "x", 0, R // 2), piece(net, "x", R // 2, R)
+        first = net.op("Sub", net.op("Mul", low, "cos"), net.op("Mul", high, "sin"))
+        second = net.op("Sub", net.op("Mul", high, "cos"), net.op("Mul", low, "sin"))
+        _, sites, _ = helpers.fuse(model(net, feeds, net.op("Concat", first, second, axis=-1)), ONLY)
+        assert sites == []
+
+    def test_halves_in_the_other_order(self) -> None:
+        net = Net()
+        low, high = piece(net, "x", R // 2, R), piece(net, "x", 0, R // 2)
+        first = net.op("Sub", net.op("Mul", low, "cos"), net.op("Mul", high, "sin"))
+        second = net.op("Add", net.op("Mul", high, "cos"), net.op("Mul", low, "sin"))
+        refused(net, feeds_of(angles=HALF), net.op("Concat", first, second, axis=-1), "is no half of the last axis")
+
+    @pytest.mark.parametrize("spelled", ["complex", "dynamo"])
+    def test_numbers_whose_parts_are_exchanged(self, spelled: str) -> None:
+        net = Net()
+        out = written_out(net, "x", "cos", "sin", spelled)
+        one, other = [node for node in net.nodes if node.op_type in ("Gather", "Slice")]
+        one.output[0], other.output[0] = other.output[0], one.output[0]
+        feeds = feeds_of(angles=(*HALF, 1) if spelled == "dynamo" else HALF)
+        refused(net, feeds, out, "is not the element 0 of each pair")
+
+    def test_one_angle_for_all_pairs(self) -> None:
+        net, feeds = Net(), feeds_of(angles=(1, 1, S, 1))
+        refused(net, feeds, written_out(net, "x", "cos", "sin"), "does not hold a value for each of the 4 turned elements")
+
+    def test_caches_of_another_size(self) -> None:
+        net = Net(23)
+        feeds = {"x": random(B, H, S, R), "cos": random(B, S, 2), "sin": random(B, S, 2)}
+        loaded = model(net, feeds, native(net, "x", "cos", "sin", rotary_embedding_dim=4))
+        for given in loaded.graph.input[1:]:
+            given.type.tensor_type.shape.dim[2].dim_param = "pairs"
+        _, sites, misses = helpers.fuse(loaded, ONLY)
+        assert sites == []
+        assert any("does not hold a value for each of the 2 turned pairs" in miss.reason for miss in misses)
+
+    def test_caches_of_unknown_length_beside_one_row(self) -> None:
+        net = Net(23)
+        feeds = {"x": random(B, H, 1, R), "cos": random(B, 1, R // 2), "sin": random(B, 1, R // 2)}
+        loaded = model(net, feeds, native(net, "x", "cos", "sin"))
+        for given in loaded.graph.input[1:]:
+            given.type.tensor_type.shape.dim[1].dim_param = "rows"
+        _, sites, misses = helpers.fuse(loaded, ONLY)
+        assert sites == []
+        assert any("is not known to be of the rows of 'x'" in miss.reason for miss in misses)
+
+    def test_heads_of_unknown_size(self) -> None:
+        net = Net(23)
+        feeds = {"x": random(B, S, H * R), "cos": random(B, S, R // 2), "sin": random(B, S, R // 2)}
+        loaded = model(net, feeds, native(net, "x", "cos", "sin", num_heads=H))
+        loaded.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "width"
+        _, sites, misses = helpers.fuse(loaded, ONLY)
+        assert sites == []
+        assert any("are of unknown number or size" in miss.reason for miss in misses)
 
     def test_old_operator_sets(self) -> None:
         net = Net(11)

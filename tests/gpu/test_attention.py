@@ -13,10 +13,10 @@ import pytest
 from benchmarks import attention_cases
 from onnxfuse import pipeline
 from onnxfuse.engine import build as building
-from onnxfuse.engine import prepare
 from onnxfuse.engine.run import Engine
 from tests.fusions import attentions as written
 from tests.fusions import helpers
+from tests.gpu import engines
 from tests.plugins import attentions, kernels
 
 Case = attentions.Case
@@ -40,8 +40,8 @@ def check(launcher: Any, memory: Any, **fields: Any) -> None:
 @HALVES
 @pytest.mark.parametrize("head", [8, 32, 40, 64, 80, 96, 128, 192, 256])
 def test_heads_of_every_size(head: int, dtype: str, warps: int, rows: int, launcher: Any, memory: Any) -> None:
-    for length in (1, 49, 128, 257, 700) if head <= 128 or warps == 4 else ():
-        check(launcher, memory, dtype=dtype, rows=rows, warps=warps, head=head, queries=length, keys=length, batch=2, heads=4)
+    for queries, keys in ((1, 1), (49, 49), (128, 700), (257, 257)) if head <= 128 or warps == 4 else ():
+        check(launcher, memory, dtype=dtype, rows=rows, warps=warps, head=head, queries=queries, keys=keys, batch=2, heads=4)
 
 
 @DTYPES
@@ -88,27 +88,34 @@ def padded(w: written.Written) -> None:
     written.bert(w, w.given("mask", values=mask))
 
 
-@pytest.mark.parametrize(
-    ("write", "dtype"),
-    [
-        (padded, np.float32),
-        *((write, np.float16) for write in (padded, written.vit, written.swin, written.replaced, written.grouped, written.bart)),
-    ],
-)
-def test_engines(write: Callable[[written.Written], None], dtype: Any, tmp_path: Path) -> None:
-    """Masks that are added and replace, three tensors and one, windows, grouped queries, three axes."""
+FORMS: dict[str, Callable[[written.Written], object]] = {
+    "FusedAttentionAdded": padded,
+    "FusedAttentionPacked": written.vit,
+    "FusedAttentionPackedAddedWindows": written.swin,
+    "FusedAttentionAddedWindows": written.cosine,
+    "FusedAttentionKept": written.replaced,
+    "FusedAttentionAddedGrouped": written.grouped,
+    "FusedAttention": written.bart,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_an_engine_with_every_form(dtype: Any, tmp_path: Path) -> None:
+    """Masks that are added and replace, three tensors and one, windows, grouped queries, three axes: each by its plugin."""
     w = written.Written(dtype=dtype)
-    write(w)
+    for w.prefix, write in FORMS.items():
+        write(w)
     onnx.save(w.model(), tmp_path / "model.onnx")
-    done = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
-    assert [decision.site.fusion for decision in done.decisions if decision.fused] == ["attention"]
+    done = pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", skip=("elementwise",), check=False)
+    assert [decision.site.fusion for decision in done.decisions if decision.fused] == ["attention"] * len(FORMS)
     manifest = building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine")
     assert manifest.plugins is not None
-    assert [prepare.CREATORS[op][0] for op in manifest.plugins.ops] == ["FusedAttention"]
-    (want,) = helpers.run(w.model(), w.feeds)
+    assert manifest.plugins.ops == tuple(sorted(FORMS))
+    engines.check_by_plugins(manifest, tmp_path / "fused.onnx")
     with Engine.load(tmp_path / "fused.engine") as engine:
-        (got,) = engine.run(w.feeds).values()
-    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=1e-2, atol=1e-2)
+        outputs = engine.run(w.feeds)
+    for form, name, want in zip(FORMS, w.outputs, helpers.run(w.model(), w.feeds), strict=True):
+        np.testing.assert_allclose(outputs[name].astype(np.float32), want.astype(np.float32), rtol=1e-2, atol=1e-2, err_msg=form)
 
 
 def test_an_engine_of_any_batch_and_length(tmp_path: Path) -> None:
@@ -118,7 +125,8 @@ def test_an_engine_of_any_batch_and_length(tmp_path: Path) -> None:
     pipeline.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", policy="all", check=False)
     width = written.H * written.D
     shapes = [f"{name}:1x1x{width}..2x64x{width}..4x512x{width}" for name in "qkv"]
-    building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine", shapes=shapes)
+    manifest = building.build(tmp_path / "fused.onnx", tmp_path / "fused.engine", shapes=shapes)
+    engines.check_by_plugins(manifest, tmp_path / "fused.onnx")
     with Engine.load(tmp_path / "fused.engine") as engine:
         for batch, rows in ((1, 1), (4, 512), (3, 77)):
             feeds = {name: written.random(batch, rows, width, seed=i, dtype=np.float16) for i, name in enumerate("qkv")}
