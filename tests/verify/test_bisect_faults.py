@@ -213,7 +213,8 @@ def test_sites_that_a_plan_keeps_are_no_sites(tmp_path: Path) -> None:
     everything = wanted(source, None, tmp_path / "out", [plants.encoder_feeds()])
     plan = tmp_path / "plan.json"
     outputs = [f"l{i}_{part}_norm_out" for i in (0, 1) for part in ("attention", "mlp")]
-    kept = [(fusion, name) for fusion in ("skip_layernorm", "elementwise") for name in outputs]  # what the first leaves, the second may take
+    # A norm that the first leaves is the head of a chain for the second.
+    kept = [*(("skip_layernorm", name) for name in outputs), ("elementwise", "y")]
     plan.write_text(json.dumps({"sites": [{"fusion": fusion, "output": name, "decision": "kept"} for fusion, name in kept]}))
     whole, less = (of_sites(dataclasses.replace(everything, plan=path), silent) for path in (None, plan))
     assert whole["verdict"] == less["verdict"] == "agree"
