@@ -320,6 +320,9 @@ def _native(match: Match) -> _Site | Refusal:
         return Refusal("gives more than the result", len(node.outputs))
     if attrs.get("softcap", 0.0):
         return Refusal("bounds the scores (softcap)", attrs["softcap"])
+    for side in ("left_window_size", "right_window_size"):
+        if attrs.get(side, -1) != -1:
+            return Refusal(f"looks at a window of keys ({side})", attrs[side])
     rank = query.rank(node.inputs[0])
     if rank not in (3, 4) or any(query.rank(value) != rank for value in node.inputs[1:3]):
         return Refusal("q, k and v are not known to have three or four axes", rank)
@@ -336,9 +339,12 @@ def _native(match: Match) -> _Site | Refusal:
         k, v = replace(k, repeats=heads // own), replace(v, repeats=heads // own)
     scale = float(attrs.get("scale", size**-0.5)) * q.scale * k.scale
     mask = given[3]
+    # Where it has fewer keys, the operator hides the others: no broadcast.
+    if mask is not None and not _heads.same((query.shape(mask) or [None])[-1], k.extent(2)):
+        return Refusal(f"the mask '{mask.name}' is not known to be of all keys", f"{query.shape(mask)} and {k.extent(2)}")
     choice = mask is not None and query.dtype(mask) == np.dtype(bool)
     added = () if mask is None or choice else (mask,)
-    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, attrs.get("is_causal", 0) == 1)
+    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, attrs.get("is_causal", 0) == 1, mask is not None)
     return site if rank == 4 else replace(site, y_perm=ROWS_FIRST, result=(0, 0, heads * (v.number(3) or 0)))
 
 

@@ -306,6 +306,55 @@ def test_native_operator_takes_its_attributes_at_their_word(attrs: dict[str, Any
     w.check(None)
 
 
+@pytest.mark.parametrize("kind", ["float", "bool"])
+def test_native_operator_gives_zero_for_rows_that_are_masked_whole(kind: str) -> None:
+    w = Written(opset=23)
+    names = [w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))]
+    keep = random(B, 1, S, K) > 0
+    keep[0, 0, 1] = False
+    mask = w.given("mask", values=keep if kind == "bool" else np.where(keep, 0, -np.inf).astype(np.float32))
+    w.net.op("Attention", *names, mask, out=w.out())
+    fused = w.check("kept" if kind == "bool" else "added")
+    assert (helpers.run(fused, w.feeds)[0][0, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(S, 1), (S, K - 2)])
+def test_native_operator_with_masks_of_fewer_keys_stays(shape: tuple[int, ...]) -> None:
+    """It hides the keys that the mask has not; one alone is no broadcast."""
+    w = Written(opset=24)
+    names = [w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))]
+    w.net.op("Attention", *names, w.given("mask", *shape), out=w.out())
+    w.refused("is not known to be of all keys")
+
+
+@pytest.mark.parametrize(
+    ("attrs", "reason"),
+    [
+        ({"softcap": 2.0}, "bounds the scores (softcap) (2.0)"),
+        ({"left_window_size": 2}, "looks at a window of keys (left_window_size) (2)"),
+        ({"right_window_size": 0}, "looks at a window of keys (right_window_size) (0)"),
+    ],
+)
+def test_native_operator_with_more_than_the_kernel_has_stays(attrs: dict[str, Any], reason: str) -> None:
+    w = Written(opset=23 if "softcap" in attrs else 25)
+    w.net.op("Attention", *(w.given(name, B, H, S, D) for name in "qkv"), out=w.out(), **attrs)
+    w.refused(reason)
+
+
+@pytest.mark.parametrize("mode", [0, 2, 3])
+def test_native_operator_whose_scores_are_read_stays(mode: int) -> None:
+    w = Written(opset=23)
+    w.net.op("Attention", *(w.given(name, B, H, S, D) for name in "qkv"), out=[w.out(), "", "", w.out()], qk_matmul_output_mode=mode)
+    w.refused("gives more than the result")
+
+
+def test_native_operator_with_lengths_of_its_own_stays() -> None:
+    w = Written(opset=24)
+    names = [w.given(name, B, H, S, D) for name in "qkv"]
+    w.net.op("Attention", *names, "", "", "", w.given("lengths", values=np.array([2, 3])), out=w.out())
+    w.refused("has a cache or lengths of its own (lengths)")
+
+
 def test_native_operator_with_a_cache_stays() -> None:
     w = Written(23)
     names = [w.given("q", B, H, S, D), w.given("k", B, H, K, D), w.given("v", B, H, K, D)]
