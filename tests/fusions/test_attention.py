@@ -252,6 +252,21 @@ def test_a_constant_that_hides_later_keys_is_causal(spelled: str, low: float) ->
     w.check("addedcausal" if spelled == "added" else "causal")
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_behind_one_that_replaces(causal: bool) -> None:
+    """GPT-2 hides later keys, and then padding. Where other scores are replaced, what is added to their filling counts."""
+    w = Written()
+    q, k, v = (w.heads(w.given(name, B, S, H * D)) for name in "qkv")
+    scores = w.net.op("Div", w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2])), w.const(np.sqrt(D)))
+    keep = w.net.const(np.tril(np.ones((1, 1, S, S), bool)), bool) if causal else w.given("keep", values=random(B, 1, S, S) > 0)
+    scores = w.net.op("Add", w.net.op("Where", keep, scores, w.const(LOWEST[np.float32])), w.given("mask", B, 1, 1, S))
+    w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+    if causal:
+        w.check("addedcausal")
+    else:
+        w.refused("is added to scores after some were replaced")
+
+
 @pytest.mark.parametrize("change", [(0, 0), (0, 1), (3, 2)])
 def test_a_constant_that_hides_otherwise_is_not_causal(change: tuple[int, int]) -> None:
     w = Written()
