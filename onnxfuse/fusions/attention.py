@@ -51,11 +51,8 @@ def _weights(lifted: bool = False) -> Pattern:
         "Reshape", op("Add", op("Reshape", once, tensor("by_window"), out="windowed"), const("window_mask")), tensor("whole"), out="windows"
     )
     summed = either(twice, once, scores) if lifted else either(windows, twice, once, scores)
-    chosen: Pattern = either(
-        op("Where", tensor("hide"), const("fill"), summed),
-        op("Where", tensor("keep"), summed, const("fill")),
-        summed,
-    )
+    replaced = either(op("Where", tensor("hide"), const("fill"), summed), op("Where", tensor("keep"), summed, const("fill")))
+    chosen: Pattern = either(op("Add", replaced, tensor("after")), replaced, summed)
     chosen = op("Reshape", chosen, tensor("by_product"), out="lowered") if lifted else chosen
     weights = op("Softmax", maybe("Cast", chosen), out="weights")
     safe = op("Where", op("IsNaN", weights, out="dead"), const("zero", 0.0), weights)
@@ -224,6 +221,10 @@ def _spelled(match: Match) -> _Site | Refusal:
     causal = bool(later)
     if chosen is not None and fill <= NEVER and _hides_later(chosen, lambda array: (array != hides, array == hides)):
         chosen, causal = None, True
+    if "after" in match.tensors:  # GPT-2: where later keys are hidden, it makes no difference when others are
+        added = (*added, match["after"])
+        if chosen is not None or len(added) > 2 or "window_mask" in match.tensors:
+            return Refusal(f"'{match['after'].name}' is added to scores after some were replaced", len(added))
     return _Site(
         q,
         k,
@@ -283,7 +284,7 @@ def _place(match: Match, rank: int) -> _Place | Refusal:
     for four, three in pairs:
         if not _heads.joins(four, three):
             return Refusal(f"the rows of '{four.name}' are not known to be those of '{three.name}'", query.shape(four))
-    masks = [match[name] for name in ("added", "more", "hide", "keep") if name in match.tensors]
+    masks = [match[name] for name in ("added", "more", "hide", "keep", "after") if name in match.tensors]
     for mask in masks if apart and "lifted" not in match.tensors else ():
         dims = query.shape(mask)
         if dims is None or (len(dims) > 2 and dims[-3] != 1):
@@ -320,6 +321,9 @@ def _native(match: Match) -> _Site | Refusal:
         return Refusal("gives more than the result", len(node.outputs))
     if attrs.get("softcap", 0.0):
         return Refusal("bounds the scores (softcap)", attrs["softcap"])
+    for side in ("left_window_size", "right_window_size"):
+        if attrs.get(side, -1) != -1:
+            return Refusal(f"looks at a window of keys ({side})", attrs[side])
     rank = query.rank(node.inputs[0])
     if rank not in (3, 4) or any(query.rank(value) != rank for value in node.inputs[1:3]):
         return Refusal("q, k and v are not known to have three or four axes", rank)
@@ -336,9 +340,12 @@ def _native(match: Match) -> _Site | Refusal:
         k, v = replace(k, repeats=heads // own), replace(v, repeats=heads // own)
     scale = float(attrs.get("scale", size**-0.5)) * q.scale * k.scale
     mask = given[3]
+    # Where it has fewer keys, the operator hides the others: no broadcast.
+    if mask is not None and not _heads.same((query.shape(mask) or [None])[-1], k.extent(2)):
+        return Refusal(f"the mask '{mask.name}' is not known to be of all keys", f"{query.shape(mask)} and {k.extent(2)}")
     choice = mask is not None and query.dtype(mask) == np.dtype(bool)
     added = () if mask is None or choice else (mask,)
-    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, attrs.get("is_causal", 0) == 1)
+    site = _Site(q, k, v, scale, added, None, mask if choice else None, False, -np.inf, attrs.get("is_causal", 0) == 1, mask is not None)
     return site if rank == 4 else replace(site, y_perm=ROWS_FIRST, result=(0, 0, heads * (v.number(3) or 0)))
 
 

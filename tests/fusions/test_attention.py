@@ -252,6 +252,21 @@ def test_a_constant_that_hides_later_keys_is_causal(spelled: str, low: float) ->
     w.check("addedcausal" if spelled == "added" else "causal")
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_behind_one_that_replaces(causal: bool) -> None:
+    """GPT-2 hides later keys, and then padding. Where other scores are replaced, what is added to their filling counts."""
+    w = Written()
+    q, k, v = (w.heads(w.given(name, B, S, H * D)) for name in "qkv")
+    scores = w.net.op("Div", w.net.op("MatMul", q, w.net.op("Transpose", k, perm=[0, 1, 3, 2])), w.const(np.sqrt(D)))
+    keep = w.net.const(np.tril(np.ones((1, 1, S, S), bool)), bool) if causal else w.given("keep", values=random(B, 1, S, S) > 0)
+    scores = w.net.op("Add", w.net.op("Where", keep, scores, w.const(LOWEST[np.float32])), w.given("mask", B, 1, 1, S))
+    w.joined(w.net.op("MatMul", w.net.op("Softmax", scores, axis=-1), v))
+    if causal:
+        w.check("addedcausal")
+    else:
+        w.refused("is added to scores after some were replaced")
+
+
 @pytest.mark.parametrize("change", [(0, 0), (0, 1), (3, 2)])
 def test_a_constant_that_hides_otherwise_is_not_causal(change: tuple[int, int]) -> None:
     w = Written()
@@ -304,6 +319,55 @@ def test_native_operator_takes_its_attributes_at_their_word(attrs: dict[str, Any
     w = Written(opset=23)
     w.net.op("Attention", *(w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))), out=w.out(), **attrs)
     w.check(None)
+
+
+@pytest.mark.parametrize("kind", ["float", "bool"])
+def test_native_operator_gives_zero_for_rows_that_are_masked_whole(kind: str) -> None:
+    w = Written(opset=23)
+    names = [w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))]
+    keep = random(B, 1, S, K) > 0
+    keep[0, 0, 1] = False
+    mask = w.given("mask", values=keep if kind == "bool" else np.where(keep, 0, -np.inf).astype(np.float32))
+    w.net.op("Attention", *names, mask, out=w.out())
+    fused = w.check("kept" if kind == "bool" else "added")
+    assert (helpers.run(fused, w.feeds)[0][0, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(S, 1), (S, K - 2)])
+def test_native_operator_with_masks_of_fewer_keys_stays(shape: tuple[int, ...]) -> None:
+    """It hides the keys that the mask has not; one alone is no broadcast."""
+    w = Written(opset=24)
+    names = [w.given(name, B, H, rows, D) for name, rows in (("q", S), ("k", K), ("v", K))]
+    w.net.op("Attention", *names, w.given("mask", *shape), out=w.out())
+    w.refused("is not known to be of all keys")
+
+
+@pytest.mark.parametrize(
+    ("attrs", "reason"),
+    [
+        ({"softcap": 2.0}, "bounds the scores (softcap) (2.0)"),
+        ({"left_window_size": 2}, "looks at a window of keys (left_window_size) (2)"),
+        ({"right_window_size": 0}, "looks at a window of keys (right_window_size) (0)"),
+    ],
+)
+def test_native_operator_with_more_than_the_kernel_has_stays(attrs: dict[str, Any], reason: str) -> None:
+    w = Written(opset=23 if "softcap" in attrs else 25)
+    w.net.op("Attention", *(w.given(name, B, H, S, D) for name in "qkv"), out=w.out(), **attrs)
+    w.refused(reason)
+
+
+@pytest.mark.parametrize("mode", [0, 2, 3])
+def test_native_operator_whose_scores_are_read_stays(mode: int) -> None:
+    w = Written(opset=23)
+    w.net.op("Attention", *(w.given(name, B, H, S, D) for name in "qkv"), out=[w.out(), "", "", w.out()], qk_matmul_output_mode=mode)
+    w.refused("gives more than the result")
+
+
+def test_native_operator_with_lengths_of_its_own_stays() -> None:
+    w = Written(opset=24)
+    names = [w.given(name, B, H, S, D) for name in "qkv"]
+    w.net.op("Attention", *names, "", "", "", w.given("lengths", values=np.array([2, 3])), out=w.out())
+    w.refused("has a cache or lengths of its own (lengths)")
 
 
 def test_native_operator_with_a_cache_stays() -> None:
