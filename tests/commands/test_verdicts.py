@@ -84,7 +84,7 @@ def test_a_broken_store_is_one_warning_each_and_no_failure(run_cli, file: Path) 
     [
         (("--gpu", "v100"), "TensorRT 10 dropped it"),
         (("--gpu", "h900"), "is not known"),
-        (("--fusion", "layer_norm"), "--fusion layer_norm: no such fusion; there are layernorm,"),
+        (("--fusion", "layer_norm"), "--fusion layer_norm: no such fusion; there are groupnorm, layernorm,"),
         (("forget",), "say which verdicts to forget"),
         (("forget", "--all", "--gpu", "l4"), "say which verdicts to forget"),
         (("--gpu", "l4", "forget", "--all"), "options go behind forget"),

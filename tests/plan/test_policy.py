@@ -105,7 +105,7 @@ def test_only_brings_what_a_fusion_is_built_on() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(BadInput, match="--only layer_norm: no such fusion; there are layernorm,"):
+    with pytest.raises(BadInput, match="--only layer_norm: no such fusion; there are groupnorm, layernorm,"):
         Selection(only=("layer_norm",))
     with pytest.raises(BadInput, match="--policy best: no such policy"):
         Rules(policy="best")
